@@ -491,9 +491,9 @@ check("sharded_adamw")
 #
 #     forward    gather 0 | unit 0   | unit 1   | unit 2   |
 #                         | gather 1 | gather 2 |
-#     backward            | unit 2           | unit 1           | unit 0           |
-#                gather 2 | gather 1         | gather 0         |
-#                                            | reduce-scatter 2 | reduce-scatter 1 | reduce-scatter 0
+#
+# Draw the backward pass before you program it. It runs unit 2, unit 1, unit 0, and two kinds of messages travel: weights
+# and gradients. Which of them are on their way while unit 1 runs? How many gathers has your drawing, of three units?
 #
 # While a unit runs, the weights of at most two units are whole or on their way: its own, and those of the next one. The
 # weights of the unit before are gone. (Two fixed buffers that take turns are as good: the next weights are written over
@@ -508,12 +508,14 @@ check("sharded_adamw")
 # * `backward(i, whole, dy)` returns `(dx, gradient)`, the gradient flat and padded as `whole` is.
 #
 # An example: 2 ranks, two units, all linear. Unit 0 has the weights [2, 3], so rank 0 has [2] and rank 1 has [3]. Unit
-# 1 has [5, 7]. For x = 1 the output is 1 · (2 · 5 + 3 · 7) = 31, on a rank that has [2] and [5] only.
+# 1 has [5, 7]. For x = 1 the output is 1 · (2 · 5 + 3 · 7) = 31, on a rank that has [2] and [5] only. Let
+# `gradient_of` return 1, and x be 1 on rank 0 and 10 on rank 1. Then the gradient of unit 1 is [2, 3] on rank 0 and [20,
+# 30] on rank 1, and rank 0 returns [22] for it. For unit 0 it returns [55].
 #
-# **Exercise.** Run all units forward from the first to the last, call `gradient_of(y)` with the output of the last one,
-# and run all units backward. Return y and, for each unit, this rank's shard of the gradient, summed over `group`. The
-# gradient of unit i leaves as soon as it is there, and travels while unit i-1 runs backward; when a unit runs backward,
-# at most one gradient is on its way.
+# **Exercise.** Run all units forward from the first to the last, call `gradient_of(y)` with the output of the last
+# one, and run all units backward. Return y and, for each unit, this rank's shard of the gradient, summed over `group`.
+# A gradient leaves as soon as it is there, and nobody waits for it before another unit has run. When a unit runs
+# backward, at most one gradient is on its way.
 
 # %%
 # %%exercise gather_on_use

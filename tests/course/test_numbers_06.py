@@ -97,6 +97,8 @@ STATED = [
     ("Find the parameter of which all {} ranks own a piece.", "four" if OWNERS.count(4) == 1 else "other"),
     ("[0.95 - 0.1, 2 + 0.1] = {}.", f"[{STEP[0]:.2f}, {STEP[1]:.1f}]"),
     ("(2 · 5 + 3 · 7) = {}, on a rank", f"{TINY:.0f}"),
+    ("rank 0 returns [{}] for it", f"{2 * (1 + 10)}"),
+    ("For unit 0 it returns [{}].", f"{5 * (1 + 10)}"),
     ("has the factors {}.", "{:.0f} and {}".format(*FACTORS)),
     ("And [4, 0.001] for [4, 0] is {}:", "right" if SMALL_ERROR == [1.0] else "wrong"),
     ('{{"stage": {stage}, "ranks_for_stage_1": {ranks_for_stage_1}, ..., "stages": {stages}}}', CLUSTER),
