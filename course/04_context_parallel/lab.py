@@ -94,8 +94,8 @@ plt.show()
 
 # %% [markdown]
 # * **Data parallelism** does not help: a batch has at least one sequence.
-# * **A pipeline** cuts the layers. But with one sequence only one stage works at a time; and with enough microbatches
-#   to keep all p stages busy, the first stage keeps a p-th of the layers for p microbatches, 584 GB again.
+# * **A pipeline** cuts the layers. With one sequence only one stage works at a time. It takes p sequences to keep p
+#   stages busy, and then the first stage keeps a p-th of the layers for each of p sequences: 584 GB again.
 # * **Tensor parallelism** with sequence parallelism (lab 02) cuts all of it by its degree. It needs the fast links
 #   inside a machine. With eight GPUs there it cuts to an eighth: 73 GB. Twice the tokens do not fit.
 # * **Recompute** everything: keep only each layer's input, `2·s·b·h`, and run the layer forward again when its backward
@@ -303,9 +303,10 @@ print("two pieces, merged, are the whole attention:", torch.allclose(out, want, 
 # %% [markdown]
 # ### In which dtype?
 #
-# A model in bf16 has queries, keys, values and out in bf16. A ring of C ranks merges C-1 times. May out be bf16 between
-# two merges? May lse? The next cell keeps one of them in bf16 and the other in fp32, and compares the end with
-# attention in float64. The unit is the error that remains if both are fp32 and out is rounded once, at the end.
+# In a bf16 model the out that a ring returns is bf16: it is rounded once, at the end. This error is always there, so
+# it is the unit here. But a ring of C ranks also merges C-1 times. What if out is rounded after every merge? What if
+# lse is? The next cell tries each by itself, with the other one in fp32, and measures the error beside attention in
+# float64.
 
 # %%
 guess("lse", None, "16 ranks, lse kept in bf16: the error of out is how many times that of one rounding at the end?")
@@ -399,10 +400,11 @@ ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 # With the contiguous cut, rank 0 has nothing to do from step 1 on. With zigzag every rank computes half of a block at
 # every step. Which half? Find the three cases in the picture: the block is yours, of an earlier rank, of a later one.
 #
-# Do not program these cases: they are those of zigzag, and your ring also runs with the contiguous cut, for comparison.
-# `attend` compares places and skips a block of keys that *no* query of its call sees. So what do you pass to it, in how
-# many calls, that no quarter which is empty in the picture is ever computed? A quarter that the mask cuts is computed
-# whole. No places are sent: `at` holds those of all ranks.
+# Do not program these three cases. They are those of zigzag, and your ring also runs with the contiguous cut, for
+# comparison. Let `attend` find out: it compares places, and skips a block of keys if *no* query of the call sees one
+# of them. So much depends on the call. Which queries do you pass together, and in blocks of how many keys, so that no
+# quarter is computed that is empty in the picture? (A quarter that the mask cuts is computed whole.) Places need not
+# travel: `at` holds those of all ranks.
 #
 # **The message hides behind the work** only if it travels while you compute. `Shift(x, cp)` starts to send x to the
 # next rank and to receive from the rank before; `.wait()` returns what has come.
@@ -586,10 +588,11 @@ both = {name: f"{name}: up to {much / 1e6:,.0f} million multiply-adds on a rank"
 display(drawn(both, ("compute",), "Four ranks; a bar is one call of your attend, a sliver a call that skips all"))
 
 # %% [markdown]
-# By pairs, the last of four contiguous ranks has 1.75 times the mean. Your code computes a little more: cut each rank's
-# scores with a block into four quarters, as in the ring picture, and count those computed: the last contiguous rank
-# 3 + 4·3 = 15, a zigzag rank 3 + 2·3 = 9, because a quarter on the diagonal is computed whole and then masked. The
-# titles give the multiply-adds of the rank that has most: 15 to 9, 1.67, on every machine. This ratio is the result.
+# Count pairs, and the last of four contiguous ranks has 1.75 times the mean. Your code computes a little more: a
+# quarter on the diagonal is computed whole, and then masked. So count quarters, four to each block, as in the ring
+# picture. The last contiguous rank computes 3 of its own block and all 4 of each of three others, 3 + 4·3 = 15. A
+# zigzag rank computes 3 of its own and 2 of each other, 3 + 2·3 = 9. The titles give the multiply-adds of the rank
+# that has most: 15 to 9, 1.67, on every machine. This ratio is the result.
 #
 # The times show it less exactly. Merging and messages cost the same with both cuts, so on a quiet machine the ratio is
 # a little smaller than 1.67; other programs change it from run to run. Two bars of the same work differ by as much as
@@ -754,10 +757,11 @@ check("piece_backward")
 # %% [markdown]
 # ### The ring, backward
 #
-# K and V go round again, and each rank adds up the pieces of its dQ. But dK and dV belong to the *owner* of a block,
-# and every rank that the block visits computes a part of them. How do the parts of all ranks come together on the
-# owner? Take three ranks and the block of rank 0. Write down where it is at each step, who has computed a part by then,
-# and what must be sent so that no rank keeps parts for later and every message goes to the next rank.
+# K and V go round again, and each rank adds up the pieces of its dQ. With dK and dV it is not so easy. They belong to
+# the *owner* of a block, and every rank that the block visits computes a part of them. How do these parts come
+# together on the owner, if messages go to the next rank only, and no rank keeps a part for later? Take three ranks and
+# the block of rank 0. Write down for each step: where the block is; which ranks have computed their part; what must be
+# sent now.
 #
 # **Exercise.** Only messages to the next rank. A rank sends 2C blocks at most, a block being K and V, or dK and dV, and
 # holds as much as ten of them at a time at most, with any number of ranks.

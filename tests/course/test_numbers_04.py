@@ -68,7 +68,7 @@ V, DOUT = torch.tensor([2.0, 4.0, 9.0, 1.0]), 8.0
 
 NUMBERS = [
     ("instead of {:.0f} GB", KEPT / 1e9),
-    ("for p microbatches, {:.0f} GB again", KEPT / 1e9),
+    ("for each of p sequences: {:.0f} GB again", KEPT / 1e9),
     ("That is {:.1f} GB instead", INPUTS / 1e9),
     ("plus {:.1f} GB for the one layer", ONE_LAYER / 1e9),
     ("it cuts to an eighth: {:.0f} GB", KEPT / 8 / 1e9),
@@ -92,8 +92,8 @@ NUMBERS = [
     ("by {:.1f} percent. Rounding", 100 / 64),
     ("is off by {:.1f} percent at most", 100 * torch.finfo(torch.bfloat16).eps / 2),
     ("ranks has {:.2f} times the mean", ratio(cut(4096, 4, False))),
-    ("the last contiguous rank 3 + 4·3 = {}, a", computed_quarters(CONTIGUOUS)),
-    ("a zigzag rank 3 + 2·3 = {}, because", computed_quarters(ZIGZAG)),
+    ("each of three others, 3 + 4·3 = {}. A", computed_quarters(CONTIGUOUS)),
+    ("and 2 of each other, 3 + 2·3 = {}. The", computed_quarters(ZIGZAG)),
     (
         "has most: {} to {}, {:.2f}, on every",
         computed_quarters(CONTIGUOUS),

@@ -44,6 +44,9 @@ WRONG = [
     Edit(_BLOCK, f"{_BLOCK}    every = [torch.empty_like(block) for _ in at]\n"
          "    torch.distributed.all_gather(every, block, group=cp.group)\n",
          ("        more, dk", "        block = every[owner]\n        more, dk"), told="it calls all_gather"),
+    # every block that came stays alive
+    Edit("            block = shift.wait()", "            block = shift.wait()\n            come.append(block)",
+         ("    for step in range", "    come = [block]\n    for step in range"), told="ten blocks"),
 ]
 
 RIGHT = [

@@ -36,6 +36,9 @@ WRONG = [
     Edit(_HALVES, "(slice(None),)", told="only some of the queries of a call see"),
     Edit(", half)\n", ", 2 * half)\n", told="nothing is skipped where one half is seen"),
     Edit("if step < cp.size - 1 else None", "if True else None", told="C hops"),
+    # every block that came stays alive
+    Edit("            block = shift.wait()", "            block = shift.wait()\n            come.append(block)",
+         ("    for step in range", "    come = [block]\n    for step in range"), told="eight blocks"),
     # gathers keys and values
     Edit("    block = torch.stack((k, v))\n",
          "    block = torch.stack((k, v))\n    every = [torch.empty_like(block) for _ in at]\n"
@@ -128,6 +131,30 @@ def ring_forward(q, k, v, at, cp):
         found = piece if found is None else merge(*found, *piece)
         block = shift.wait() if shift else block
     return found
+
+
+# %% wrong: a list of all blocks, each received into memory of its own
+# told: eight blocks
+import torch
+import torch.distributed as dist
+from exercises.attend import attend
+from exercises.merge import merge
+
+def ring_forward(q, k, v, at, cp):
+    n, blocks = q.shape[1], [torch.stack((k, v))]
+    out, lse = torch.zeros_like(q), q.new_full(q.shape[:2], -torch.inf)
+    for step in range(cp.size):
+        works = []
+        if step < cp.size - 1:
+            works.append(dist.isend(blocks[-1], group=cp.group, group_dst=(cp.rank + 1) % cp.size))
+            blocks.append(torch.empty_like(blocks[-1]))
+            works.append(dist.irecv(blocks[-1], group=cp.group, group_src=(cp.rank - 1) % cp.size))
+        for rows in (slice(0, n // 2), slice(n // 2, n)):
+            piece = attend(q[:, rows], *blocks[step], at[cp.rank][rows], at[(cp.rank - step) % cp.size], n // 2)
+            out[:, rows], lse[:, rows] = merge(out[:, rows], lse[:, rows], *piece)
+        for work in works:
+            work.wait()
+    return out, lse
 
 
 # %% wrong: all pieces kept, and joined at the end by one softmax of their lse

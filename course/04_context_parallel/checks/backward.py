@@ -70,7 +70,7 @@ def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
 
 
 def _wide_back(draw: Draw) -> Inputs:
-    """Draw inputs on 6 ranks that are so wide that the scores of a piece are small beside its keys."""
+    """Draw inputs on 8 ranks that are so wide that the scores of a piece are small beside its keys."""
     ranks = wide(draw)
     for r, o in zip(ranks, ring(ranks), strict=True):
         r.update(dout=draw.tensor(*r["q"].shape), **o)
@@ -100,7 +100,7 @@ BACK = Exercise(
     cases=[
         Case("2 ranks, 4 tokens, every score 0, a gradient for token 2 alone", _third_token()),
         Case("2 to 4 ranks", _back_inputs, points=2, hidden=True, fixed=[partial(_back_inputs, cp=2)]),
-        Case("6 ranks: K, V and their gradients go round once, and no rank keeps them", _wide_back, points=2, draws=1,
+        Case("8 ranks: K, V and their gradients go round once, and no rank keeps them", _wide_back, points=2, draws=1,
              hidden=True, accept=[
                  sends("send", "recv", to_the_next=True, at_most=("2C blocks", lambda i: 2 * len(i) * kv_bytes(i))),
                  peak_at_most("the bound, ten blocks,", lambda i: 10 * kv_bytes(i))]),

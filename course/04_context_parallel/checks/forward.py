@@ -83,8 +83,8 @@ def four_tokens() -> Inputs:
 
 
 def wide(draw: Draw) -> Inputs:
-    """Draw inputs on 6 ranks, zigzag, so wide that the scores of a block are small beside its keys."""
-    at = [positions(24, 6, r) for r in range(6)]
+    """Draw inputs on 8 ranks, zigzag, so wide that the scores of a block are small beside its keys."""
+    at = [positions(32, 8, r) for r in range(8)]
     return [{**{n: draw.tensor(1, 4, 32) for n in "qkv"}, "at": [t.clone() for t in at], "wide": True} for _ in at]
 
 
@@ -155,7 +155,7 @@ RING = Exercise(
         Case("2 ranks, 4 tokens, every score 0: out[i] is the mean of v[0..i]", four_tokens()),
         Case("2 to 4 ranks, zigzag and contiguous", ring_inputs, hidden=True, fixed=[
             partial(ring_inputs, cp=2), partial(ring_inputs, cp=3, zigzag=False)]),
-        Case("6 ranks: K and V travel to the next rank, C-1 times, and no rank keeps them", wide, hidden=True, draws=1,
+        Case("8 ranks: K and V travel to the next rank, C-1 times, and no rank keeps them", wide, hidden=True, draws=1,
              accept=[
                  sends("send", "recv", to_the_next=True), _a_hop_too_many,
                  sends("send", "recv", at_most=("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i))),
