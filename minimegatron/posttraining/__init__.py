@@ -14,5 +14,6 @@ optimizer and the checkpoints are those of pre-training.
 | `policy`        | advantages, ratios, clipping; what a loss of tokens is divided by                         |
 | `environments`  | what is asked, and what an answer is worth                                                |
 | `rollouts`      | answers drawn by the engine in a layout of its own, as a training set                     |
+| `on_policy`     | rows whose answers the student draws, for a teacher to score                              |
 | `sft`, `dpo`, `reward`, `grpo`, `ppo`, `distill` | the tasks; `tasks` has them by the names of their commands   |
 """
