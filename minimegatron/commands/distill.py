@@ -6,7 +6,7 @@
 
 The first learns from the answers of the file; with `--lmbda` a share of the rows has answers that the student draws
 itself before each step, by the engine on the same ranks, in the layout of `--rl-inference-...`; `--beta` says which
-divergence. Both models have the run's layout and the same vocabulary (`posttraining/distill`, `posttraining/on_policy`).
+divergence. Both models have the run's layout and the same vocabulary (`posttraining/distill`, `on_policy`).
 """
 
 from __future__ import annotations
