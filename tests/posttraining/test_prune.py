@@ -25,7 +25,7 @@ from tests.inference.models import theirs
 from tests.inference.ranked import ids, logits_of_folder
 from tests.inference.test_quantize import a_text, logits_in_transformers
 from tests.posttraining.test_tasks import TP, curve, trainer_of
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 
 def flags(targets: dict[str, int]) -> list[str]:
@@ -268,6 +268,7 @@ def divergence_of(line: str) -> tuple[float, float]:
     return before, after
 
 
+@SLOW
 @pytest.mark.parametrize("form", ["", "--lmbda 1 --beta 1 --max-completion-length 6"])
 def test_distillation_mends_a_pruned_checkpoint(large: str, tmp_path: Path, form: str) -> None:
     """From a checkpoint over tp to one that a run begins with, in which every tensor is of the model's."""

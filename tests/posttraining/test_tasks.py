@@ -121,10 +121,14 @@ def test_a_resumed_run_goes_on_to_the_bit(files: dict[str, str], tmp_path: Path,
     )
 
 
-def check_resumed(task: str, line: str, tmp_path: Path) -> None:
-    """A run of three steps is the same, in every number, if it stops after the first and goes on."""
+def check_resumed(task: str, line: str, tmp_path: Path, begins: str = "") -> None:
+    """A run of three steps is the same, in every number, if it stops after the first and goes on.
+
+    Args:
+        begins: flags of a run that does not go on from a checkpoint of its own.
+    """
     line += f" --save {tmp_path}"
-    curves = [curve(0, 1, task, f"{line}/whole"), curve(0, 1, task, f"{line}/cut --exit-interval 1")]
+    curves = [curve(0, 1, task, f"{line}/{n} {begins}") for n in ("whole", "cut --exit-interval 1")]
     curves.append(curve(0, 1, task, f"{line}/cut --load {tmp_path}/cut"))
     assert curves[1] + curves[2] == curves[0]
     whole, cut = (
