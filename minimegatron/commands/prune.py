@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 FLAGS = {
     "ffn_hidden_size": "neurons of each MLP",
     "num_attention_heads": "query heads of each layer",
-    "num_query_groups": "key heads of each layer, with the query heads that share them",
+    "num_query_groups": "key heads of each layer, with the query heads that share them,",
     "hidden_size": "channels of the residual stream",
     "num_layers": "layers",
 }
@@ -69,8 +69,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=["influence", "loss"],
         default="influence",
         help="which layers go: those with the least block influence; or one after the other the one without which the "
-        "loss of the calibration text is least, which reads the text once for each layer that is left (default: "
-        "influence)",
+        "loss of the calibration text is least, which reads the text as often as there are layers, for each that goes "
+        "(default: influence)",
     )
     add("--text", type=Path, metavar="FILE", help="another text, whose perplexity is printed before and after as well")
     add("--seq-length", type=int, metavar="N", help="tokens of the pieces that texts are cut into (default: 512)")

@@ -79,7 +79,11 @@ class RolloutConfig(Config):
 
 @dataclasses.dataclass(frozen=True)
 class DistillConfig(RolloutConfig, ConversationConfig):
-    """Distillation: a student learns the distribution of a teacher over the next token."""
+    """Distillation: a student learns the distribution of a teacher over the next token.
+
+    It learns from the answers of the lines, or with --lmbda on answers to their prompts that it draws itself before
+    each step, by an engine on the same ranks. Both models have the run's layout and one vocabulary.
+    """
 
     teacher: str = opt(TEACHER, "", "folder of the teacher: a published model, or checkpoints")
     lmbda: float = opt(
