@@ -274,7 +274,7 @@ class Distill(SFT):
         if DRAWN in batch:
             drawn, engine = (batch[name].t().flatten() for name in (DRAWN, ENGINE))
             gap = (log_probs - engine).abs().masked_fill(drawn == 0, 0.0)
-            report["layout gap"] = torch.stack([gap.sum(dtype=torch.float64), drawn.sum(dtype=torch.float64)])
+            report["engine gap"] = torch.stack([gap.sum(dtype=torch.float64), drawn.sum(dtype=torch.float64)])
         return sums[0], tokens, report
 
 

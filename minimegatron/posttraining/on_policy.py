@@ -11,6 +11,9 @@ Answers are drawn anew before each step, by the weights that will learn from the
 they follow from the weights, the seed, and the number of the sample. (GRPO learns from a rollout for several steps, and
 has to keep it.)
 
+`engine gap` in the log is the mean distance between the trainer's and the engine's log-probability of a drawn token, as
+in `rollouts`, but in one number: older weights in the engine show there.
+
 Agarwal et al. 2024 (GKD, arXiv 2306.13649), algorithm 1, which decides for a whole batch by a draw; TRL:
 `trl/experimental/gkd/gkd_trainer.py`.
 """

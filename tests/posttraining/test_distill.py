@@ -181,7 +181,7 @@ def test_every_layout_is_the_serial_one(
     assert serial[0]["divergence"] > (0.1 if form == "given answers" else 0.01)
     for found in ranks(world).run(curve, "distill", f"{line} {layout}"):
         near(found, serial)
-        assert all(step.get("layout gap", 0.0) < 1e-5 for step in found)
+        assert all(step.get("engine gap", 0.0) < 1e-5 for step in found)
 
 
 def test_of_the_samples_a_share_is_the_students(files: dict[str, str], teacher: str) -> None:
@@ -235,7 +235,7 @@ def test_weights_that_are_not_handed_over_show_in_the_gap(files: dict[str, str],
             draws.sampler.take_weights = lambda: None  # type: ignore[method-assign]
         trainer.train()
         trainer.close()
-        gaps.append(max(report.losses["layout gap"] for report in trainer.history))
+        gaps.append(max(report.losses["engine gap"] for report in trainer.history))
     assert gaps[0] < 1e-5 and gaps[1] > 1e-2
 
 
