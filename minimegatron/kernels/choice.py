@@ -46,6 +46,7 @@ from minimegatron.kernels import (
     plain,
     pointwise,
     reference,
+    rope,
 )
 from minimegatron.kernels import cross_entropy as cross_entropy_kernel
 
@@ -93,11 +94,11 @@ TABLE = {
     "relu":               Row(None,               None,                       F.relu),
     "squared_relu":       Row(None,               None,                       plain.squared_relu),
     "silu":               Row(None,               None,                       F.silu),
-    "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
-    "rope":               Row("rope",             pointwise.turn,             plain.rope,
-                              _native(pointwise.turn),                        few_rows.rope),
-    "heads":              Row("rope",             pointwise.turned_heads,     plain.heads,
-                              pointwise.native_heads),
+    "bias_gelu":          Row("activation",       pointwise.gelu_of,          plain.bias_gelu),
+    "rope":               Row("rope",             rope.turn,                  plain.rope,
+                              _native(rope.turn),                             few_rows.rope),
+    "heads":              Row("rope",             rope.turned_heads,          plain.heads,
+                              rope.native_heads),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.plain,                blockwise.flash_attention,
                               _native(flash.plain)),

@@ -16,6 +16,7 @@ from minimegatron.kernels import (
     operators,
     permute,
     pointwise,
+    rope,
 )
 from tests.kernels.compare import both, random
 
@@ -68,10 +69,10 @@ X, HEADS = random(4, 8), random(2, 2, 3, 4)
     (lambda: pointwise.scaled_softmax(random(3, 5), 1.0), r"\[b, a, q, k\]"),
     (lambda: pointwise.scaled_softmax(HEADS, 1.0, random(2, 1, 3, 4)), "mask is torch.float32"),
     (lambda: pointwise.scaled_softmax(HEADS, 1.0, torch.zeros(3, 1, 3, 4).bool()), "for scores"),
-    (lambda: pointwise.rope(HEADS, random(2, 1, 1, 3), random(2, 1, 1, 3)), "3 angles for 4 channels"),
-    (lambda: pointwise.rope(HEADS, random(3, 1, 1, 2), random(3, 1, 1, 2)), r"cos is \(3, 1, 1, 2\)"),
-    (lambda: pointwise.native_heads(random(2, 2, 1, 2, 4), ANGLES, ANGLES, False), "groups, a/g"),
-    (lambda: pointwise.rope(HEADS.bfloat16(), ANGLES.bfloat16(), ANGLES), "give angles"),
+    (lambda: rope.rope(HEADS, random(2, 1, 1, 3), random(2, 1, 1, 3)), "3 angles for 4 channels"),
+    (lambda: rope.rope(HEADS, random(3, 1, 1, 2), random(3, 1, 1, 2)), r"cos is \(3, 1, 1, 2\)"),
+    (lambda: rope.native_heads(random(2, 2, 1, 2, 4), ANGLES, ANGLES, False), "groups, a/g"),
+    (lambda: rope.rope(HEADS.bfloat16(), ANGLES.bfloat16(), ANGLES), "give angles"),
     (lambda: cross_entropy.cross_entropy(random(2, 5), IDS), r"target is \(3,\)"),
     (lambda: cross_entropy.cross_entropy(random(3, 5), IDS.int()), "int32"),
     (lambda: cross_entropy.statistics(random(3, 5), IDS, 0, 6), "6 of 5"),
@@ -161,7 +162,7 @@ def test_a_driver_older_than_the_compiler_is_said():
 def block(x, r, gamma, w, cos, sin, slots, places, target):
     """A little of everything, in the order of a layer."""
     y, h = pointwise.add_norm(x, r, gamma, None, 1e-5)
-    heads = pointwise.rope(y.view(6, 2, 2, 16), cos, sin)
+    heads = rope.rope(y.view(6, 2, 2, 16), cos, sin)
     q = heads.permute(1, 2, 0, 3)
     z, _ = flash.flash_attention(q, q, q, 0.25)
     z = z + pointwise.scaled_softmax(q @ q.transpose(-1, -2), 0.25, None, True) @ q
