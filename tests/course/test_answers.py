@@ -1,7 +1,7 @@
 """Every lab's checks: the solution and other right answers get full marks, the stub none, each mistake its hint.
 
 The answers lie in the labs' folders (`labkit/answers`). An ordinary run tries the first mistake of every fifth
-exercise.
+exercise, where that takes a second or less, and of three of those in which ranks or kernels compute for longer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ EXERCISES = [(lab, exercise) for lab in LABS for exercise in LABS[lab].lab.exerc
 RIGHT = [(lab, answer) for lab in LABS for answer in LABS[lab].answers if answer.right]
 WRONG = [(lab, answer) for lab in LABS for answer in LABS[lab].answers if not answer.right]
 FIRST = {(lab, answer.exercise): answer for lab, answer in reversed(WRONG)}
-SOME = set(EXERCISES[::5])
+DEAR = {"attention", "hybrid", "norm_backward", "delayed_scaling", "resume", "run_1024"}  # beside those of their kind:
+LONGER = {"ulysses", "sharded_adamw", "add"}
+SOME = {(lab, exercise) for lab, exercise in EXERCISES[::5] if exercise not in DEAR}
 
 
 def test_a_file_of_answers_is_read(tmp_path: Path) -> None:
@@ -96,6 +98,11 @@ def test_other_right_answers_get_full_marks(nursery: Nursery, lab: str, answer: 
     mostly_thorough(
         WRONG,
         lambda case: (case[0], case[1].exercise) in SOME and FIRST[case[0], case[1].exercise] is case[1],
+        lambda case: (
+            (case[0], case[1].exercise) in SOME
+            and FIRST[case[0], case[1].exercise] is case[1]
+            and case[1].exercise not in LONGER
+        ),
     ),
     ids=named,
 )

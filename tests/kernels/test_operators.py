@@ -19,6 +19,7 @@ from minimegatron.kernels import (
     rope,
 )
 from tests.kernels.compare import both, random
+from tests.thorough import SLOW
 
 SLOTS = torch.randperm(24, generator=torch.Generator().manual_seed(0))
 PLACES = permute.inverse(SLOTS, 12, 2)
@@ -172,6 +173,7 @@ def block(x, r, gamma, w, cos, sin, slots, places, target):
     return cross_entropy.cross_entropy(z, target)
 
 
+@SLOW
 def test_one_graph_without_breaks_and_the_same_numbers():
     slots = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     rest = (random(6, 1, 1, 8), random(6, 1, 1, 8, seed=1), slots, permute.inverse(slots, 12, 2), torch.arange(12))
