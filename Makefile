@@ -41,7 +41,7 @@ lab: $(VENV)/.lab $(STARTUP) ## environment, then JupyterLab on my-labs/, your c
 test: $(VENV)/.test ## everything that must hold: style, types, imports, tests, notebooks
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
-pytest: $(VENV)/.test
+pytest: $(VENV)/.compiled
 	$(PYTEST) $(PARALLEL) $(NBVAL) tests $(NOTEBOOKS)
 
 lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/architecture.md)
@@ -109,6 +109,11 @@ $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
 	$(INSTALL) --editable '.[lab,serve,test]'
 	$(INSTALL) --no-deps megatron-core
 	@touch $@ $(VENV)/.lab
+
+# Tests and what they import, compiled by one process: three would compile the same at the same time.
+$(VENV)/.compiled: $(VENV)/.test
+	@$(PYTEST) -p no:nbval --collect-only --quiet tests >/dev/null || true
+	@touch $@
 
 $(VENV)/.browser: $(VENV)/.test
 	$(INSTALL) --editable '.[browser]'
