@@ -69,6 +69,12 @@ def named(value: str | GivenAnswer) -> str:
     return value if isinstance(value, str) else value.name
 
 
+def is_tried(case: tuple[str, GivenAnswer]) -> bool:
+    """Whether an ordinary run tries this mistake."""
+    lab, answer = case
+    return (lab, answer.exercise) in SOME and FIRST[lab, answer.exercise] is answer
+
+
 def assert_full_marks(nursery: Nursery, lab: MarkedLab, exercise: str, source: str) -> None:
     verdict = lab.check(nursery, exercise, source)
     assert (verdict.state, verdict.points) == ("passed", lab.lab[exercise].points), verdict
@@ -95,15 +101,7 @@ def test_other_right_answers_get_full_marks(nursery: Nursery, lab: str, answer: 
 
 @pytest.mark.parametrize(
     ("lab", "answer"),
-    mostly_thorough(
-        WRONG,
-        lambda case: (case[0], case[1].exercise) in SOME and FIRST[case[0], case[1].exercise] is case[1],
-        lambda case: (
-            (case[0], case[1].exercise) in SOME
-            and FIRST[case[0], case[1].exercise] is case[1]
-            and case[1].exercise not in LONGER
-        ),
-    ),
+    mostly_thorough(WRONG, is_tried, lambda case: is_tried(case) and case[1].exercise not in LONGER),
     ids=named,
 )
 def test_each_mistake_loses_points_and_is_told_why(nursery: Nursery, lab: str, answer: GivenAnswer) -> None:
