@@ -20,7 +20,9 @@ from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from tests.models.test_huggingface import hf_model
+from tests.thorough import SLOW
 
+pytestmark = SLOW  # to import PEFT takes three seconds
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 NAME = "qwen2.5-tied-mqa"
 
