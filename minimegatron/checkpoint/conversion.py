@@ -23,7 +23,16 @@ from pathlib import Path
 import torch
 
 from minimegatron.checkpoint import megatron, tensorrt_llm, torch_dist
-from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, token_ids, verified
+from minimegatron.checkpoint.companions import (
+    CONFIG,
+    FOLDER,
+    GENERATION,
+    TOKENIZER,
+    copy_companions,
+    to_json,
+    token_ids,
+    verified,
+)
 from minimegatron.checkpoint.compressed_tensors import Words
 from minimegatron.checkpoint.hf_config import (
     check_pad_token,
@@ -293,6 +302,21 @@ def write_model(
     if kind == "tensorrt_llm":
         return tensorrt_llm.write(tensors, keys, folder)
     return write_published(tensors, keys, folder, most, companions)
+
+
+def companions_without_config(model: Model, folder: Path) -> Path | None:
+    """The files beside a model's weights for another model with its tokenizer: no `config.json`, but the ids that it
+    has; copied into an empty folder. None if there are none.
+
+    Raises:
+        CheckpointError: they have changed, or cannot be read.
+    """
+    if model.companions is None:
+        return None
+    copy_companions(model.companions, folder)
+    if not (folder / GENERATION).is_file() and (ids := token_ids(model.companions)):
+        (folder / GENERATION).write_bytes(to_json(ids))
+    return folder
 
 
 def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:

@@ -33,11 +33,11 @@ class Problem:
     """One thing to ask.
 
     Attributes:
-        prompt: text, or messages for the chat template.
+        prompt: text, messages for the chat template, or ids.
         answer: what the verifier compares with.
     """
 
-    prompt: str | tuple[dict[str, str], ...]
+    prompt: str | tuple[Any, ...]
     answer: str = ""
 
 

@@ -20,12 +20,13 @@ from minimegatron.checkpoint.regions import Logical
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.gpt_dataset import Batch
+from minimegatron.inference.sampling import SamplingParams
 from minimegatron.layers.loss import vocab_parallel_entropy
 from minimegatron.layers.param import logical_parameters
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.posttraining.conversations import Encoder
 from minimegatron.posttraining.data import chosen, template_of, tokenizer_of
-from minimegatron.posttraining.environments import Environment, environment
+from minimegatron.posttraining.environments import Environment, Problem, environment
 from minimegatron.posttraining.policy import PolicyLoss, group_advantages, importance_weights
 from minimegatron.posttraining.rollouts import Episode, Rollouts, Sampler
 from minimegatron.posttraining.scoring import label_log_probs, log_probs
@@ -91,8 +92,9 @@ class GRPO(Task):
 
     def begin(self, state: RunState, data: RunData, say: Callable[[str], None]) -> Sequence[Observer]:
         self.model_config = state.run.model
-        encoder = Encoder(data.tokenizer, template_of(state.run, data.tokenizer))
-        sampler = Sampler(state.run, state, data.tokenizer, encoder, self.environment)
+        task, encoder = self.config, Encoder(data.tokenizer, template_of(state.run, data.tokenizer))
+        sampling = SamplingParams(task.grpo_default_temperature, top_p=task.grpo_default_top_p)
+        sampler = Sampler(state.run, state, data.tokenizer, partial(prompt_ids, encoder), self.environment, sampling)
         if self.config.grpo_kl_beta:
             self.reference = build_replica(state.run, state.mesh)
         if ROUNDED in self.rollouts.numbers:
@@ -165,6 +167,12 @@ class GRPO(Task):
         groups = rewards.view(task.grpo_prompts_per_step, task.grpo_group_size)
         advantages = group_advantages(groups, task.scale_rewards).reshape(-1, 1)
         rollouts.numbers["advantages"].copy_(advantages * drawn)
+
+
+def prompt_ids(encoder: Encoder, problem: Problem) -> list[int]:
+    """The ids of what an environment asks."""
+    asked = problem.prompt if isinstance(problem.prompt, str) else list(problem.prompt)
+    return encoder.prompt({"prompt": asked})
 
 
 class Answers:

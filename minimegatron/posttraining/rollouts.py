@@ -33,7 +33,7 @@ Megatron-LM: `get_rollout_data`, `prepare_data_for_update` in `megatron/rl/rl_ut
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -53,7 +53,6 @@ from minimegatron.inference.sequence import FinishReason, Request
 from minimegatron.layers.logical import materialize
 from minimegatron.models.chunks import build_chunks
 from minimegatron.models.spec import spec_from_name
-from minimegatron.posttraining.conversations import Encoder
 from minimegatron.posttraining.environments import Environment, Problem
 from minimegatron.training.run_state import RunState, model_weights
 
@@ -87,21 +86,28 @@ class Sampler:
     """Plays episodes with the policy's weights, in a layout of its own; all ranks call it together.
 
     Args:
-        run: the run; `task` has layout, temperature and lengths.
+        run: the run; `task` has the layout and the lengths (`RolloutConfig`).
         state: whose weights it takes.
-        tokenizer: of prompts and answers.
-        encoder: prompts to ids.
+        tokenizer: of the answers.
+        prompt: a problem to the ids that the model continues.
         environment: judges the answers.
+        sampling: how a token is drawn.
 
     Attributes:
         engine: this rank's engine.
     """
 
     def __init__(
-        self, run: RunConfig, state: RunState, tokenizer: Tokenizer, encoder: Encoder, environment: Environment
+        self,
+        run: RunConfig,
+        state: RunState,
+        tokenizer: Tokenizer,
+        prompt: Callable[[Problem], Sequence[int]],
+        environment: Environment,
+        sampling: SamplingParams,
     ) -> None:
         self.task, self.state, self.tokenizer = run.task, state, tokenizer
-        self.encoder, self.environment = encoder, environment
+        self.prompt, self.environment, self.sampling = prompt, environment, sampling
         mesh = Mesh.build(inference_layout(run, state.mesh.world.size))
         self.dtype = self.task.rl_inference_dtype or run.model.params_dtype
         config = run.model.replace(params_dtype=self.dtype, hidden_dropout=0.0, attention_dropout=0.0, value_head=False)
@@ -148,8 +154,7 @@ class Sampler:
     ) -> dict[int, list[Episode]]:
         groups = {}
         for number, problem in zip(numbers, problems, strict=True):
-            asked = problem.prompt if isinstance(problem.prompt, str) else list(problem.prompt)
-            prompt = self.encoder.prompt({"prompt": asked})
+            prompt = self.prompt(problem)
             n = len(prompt)
             groups[number] = [Episode(problem, list(prompt), [False] * n, [0.0] * n) for _ in range(answers)]
         turn = 0
@@ -159,8 +164,6 @@ class Sampler:
         return groups
 
     def _one_turn(self, playing: list[tuple[int, int, Episode]], seed: int, turn: int, greedy: bool) -> None:
-        task = self.task
-        sampling = GREEDY if greedy else SamplingParams(task.grpo_default_temperature, top_p=task.grpo_default_top_p)
         requests = []
         for number, answer, episode in playing:
             room = self.longest - len(episode.ids)
@@ -173,8 +176,8 @@ class Sampler:
             requests.append(
                 Request(
                     tuple(episode.ids),
-                    min(task.max_completion_length, room),
-                    sampling,
+                    min(self.task.max_completion_length, room),
+                    GREEDY if greedy else self.sampling,
                     self.stop_ids,
                     seed=draw_seed(seed, number, answer, turn),
                     log_probs=0,

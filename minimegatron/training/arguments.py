@@ -271,12 +271,13 @@ class _AlreadySo(argparse.Action):
 def build_parser(task: str | None = None) -> argparse.ArgumentParser:
     """The parser with a group for each configuration; `--help` prints all of it, the flags of a task first."""
     command = "minimegatron.commands.pretrain_gpt" if task is None else f"minimegatron {task}"
+    described = "Train a decoder-only language model." if task is None else sections_of(task)["task"].__doc__
     parser = Parser(
         prog="pretrain_gpt" if task is None else f"minimegatron {task}",
         usage=f"[torchrun --nproc-per-node N] -m {command} [flags]",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Train a decoder-only language model. Flags, meanings and defaults are Megatron-LM's.",
+        description=f"{described} Flags, meanings and defaults are Megatron-LM's.",
         epilog=f"presets: {', '.join(PRESETS)}",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=44, width=120),
     )
