@@ -38,8 +38,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from minimegatron.checkpoint.packed import read_base
 from minimegatron.checkpoint.regions import Logical
-from minimegatron.comm.agree import gather_objects
+from minimegatron.comm.agree import gather_objects, on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.config.run import RunConfig
@@ -108,6 +109,7 @@ class Sampler:
         with torch.device("meta"):
             model = build_chunks(config, mesh, spec_from_name(run.spec, config))
         materialize(model, mesh.device)
+        on_all_ranks(lambda: read_base(model, config), mesh.world)
         longest = run.data.seq_length + 1
         sizes = EngineConfig(max_model_len=longest, max_num_seqs=self.task.rl_max_num_seqs,
                              max_num_batched_tokens=max(512, self.task.rl_max_num_seqs))  # fmt: skip

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 import minimegatron
-from minimegatron.comm.agree import on_all_ranks
+from minimegatron.checkpoint.packed import BASE, contents_of_base, read_base
+from minimegatron.comm.agree import on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.run import RunConfig
@@ -131,6 +132,8 @@ def build_state(run: RunConfig, mesh: Mesh, sizes: NumMicrobatches, data: RunDat
     before = functools.partial(schedule, counted=False)
     scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule(), before)
     facts = facts_of(run, sizes, data)
+    if (base := run.model.lora_base) is not None:
+        facts[BASE] = on_rank_zero(lambda: contents_of_base(base), mesh.world)
     return RunState(run, mesh, model, optimizer, scheduler, rng, facts=facts, joint=joint)
 
 
@@ -144,6 +147,7 @@ def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> 
     """
     spec = spec_from_name(run.spec, run.model)
     model = build_model_chunks(run.model, mesh, run.training.seed, spec, rng)
+    on_all_ranks(lambda: read_base(model, run.model), mesh.world)
     if rng is None:
         model.requires_grad_(False)
     else:
