@@ -91,7 +91,7 @@ def build_trainer(run: RunConfig, mesh: Mesh | None = None, task: type[Task] = T
     own = learned.begin(state, data, metrics.say)
     state.of_task = learned.tensors()
     observers = [*own, *_observers(state, data, data.train, sizes, train_iters, learned.forward_step, metrics)]
-    evaluation = Evaluation(state, data, sizes, learned.forward_step, metrics, learned.prepare)
+    evaluation = Evaluation(state, data, sizes, learned, metrics)
     samples = sizes.samples_of(train_iters)
     metrics.say(describe_run(run, train_iters, sizes))
     metrics.say(describe_data(run, data, data.train, samples))
@@ -272,7 +272,7 @@ def describe_data(run: RunConfig, data: RunData, train: Dataset, samples: int) -
     more = [f"{len(read) - NAMED} more files"] if len(read) > NAMED else []
     what = f"{_number(*read.values())} of its training data" if len(read) == 1 else ", ".join(named + more)
     lines = [f"epochs: the run reads {what}"]
-    if run.training.eval_interval and run.training.eval_iters:
+    if run.training.eval_interval and run.training.eval_iters and run.task_name not in ("grpo", "ppo"):
         split = run.data.split
         if data.valid is None:
             lines.append("validation set: none, so no evaluation (a second share of --split, or --valid-data-path)")
