@@ -23,7 +23,9 @@ from minimegatron.layers.lora import merge, packed_of
 from minimegatron.layers.param import Init, layout_of, logical_parameters
 from minimegatron.models.chunks import build_stage
 from minimegatron.optim.groups import train_added
+from minimegatron.posttraining.tasks import TASKS
 from minimegatron.training.arguments import parse_args
+from minimegatron.training.build import build_trainer
 from minimegatron.training.trainer import Trainer
 from tests.inference.ranked import PROMPTS, ids
 from tests.inference.test_packed import close, small
@@ -173,6 +175,27 @@ def test_a_checkpoint_has_the_adapters_and_finds_its_base(
     assert close(Engine(merged, EngineConfig(64, max_num_seqs=2)).generate(PROMPTS, 8), made[0])
     assert main(["lora", "export", "--load", str(tmp_path / "cut"), "--save", str(tmp_path / "adapter")]) == 0
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+
+
+def test_rollouts_are_drawn_beside_packed_weights(ranks: Any, folder: Path) -> None:
+    """The engine has the base in a layout of its own, and the adapters from the trainer; so has the reference."""
+    line = (
+        f"--load {folder} --lora-base {folder} --lora-rank 3 --environment tests.posttraining.environments:Letters "
+        "--grpo-prompts-per-step 2 --grpo-group-size 4 --max-completion-length 4 --global-batch-size 8 --train-iters 2 "
+        "--micro-batch-size 4 --seq-length 32 --lr 1e-2 --lr-decay-style constant --grpo-kl-beta 0.1"
+    )
+    want = rewards(0, 1, line)
+    layout = "--tensor-model-parallel-size 2 --rl-inference-tensor-model-parallel-size 2"
+    assert ranks(2).run(rewards, f"{line} {layout}") == [want, want] and len(set(want)) > 1
+
+
+def rewards(rank: int, world: int, line: str) -> list[float]:
+    """Of the second rollout, and how far the engine is from the trainer in each step."""
+    trainer = build_trainer(parse_args(shlex.split(line), world, task="grpo"), task=TASKS["grpo"], quiet=True)
+    trainer.train()
+    trainer.close()
+    assert all(report.losses["layout gap"] < 1e-4 for report in trainer.history)
+    return trainer.task.rollouts.rewards.tolist()
 
 
 def test_another_base_is_refused(folder: Path, tmp_path: Path) -> None:
