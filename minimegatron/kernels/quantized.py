@@ -220,12 +220,13 @@ class Packed:
         return out.view(*x.shape[:-1], o)
 
     def dgrad(self, dy: torch.Tensor, by_a_kernel: bool) -> torch.Tensor:
-        """dy [..., o] -> dy W, [..., i]; `by_a_kernel` as of `linear`."""
+        """dy [..., o] -> dy W, [..., i], blocks added in fp32 or wider; `by_a_kernel` as of `linear`."""
         rows = dy.reshape(-1, dy.shape[-1])
-        out = rows.new_zeros((len(rows), self.shape[1]))
+        wide = torch.promote_types(dy.dtype, torch.float32)
+        out = rows.new_zeros((len(rows), self.shape[1]), dtype=wide)
         for first, last, block in self._blocks(by_a_kernel):
-            out.addmm_(rows[:, first:last], block)
-        return out.view(*dy.shape[:-1], self.shape[1])
+            out += rows[:, first:last] @ block
+        return out.to(dy.dtype).view(*dy.shape[:-1], self.shape[1])
 
     @property
     def _fits_kernel(self) -> bool:

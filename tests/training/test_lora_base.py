@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +178,14 @@ def test_a_checkpoint_has_the_adapters_and_finds_its_base(
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
 
 
-def test_rollouts_are_drawn_beside_packed_weights(ranks: Any, folder: Path) -> None:
+def test_rollouts_are_drawn_beside_packed_weights(ranks: Any, folder: Path, tmp_path: Path) -> None:
     """The engine has the base in a layout of its own, and the adapters from the trainer; so has the reference."""
+    from tests.serving.conftest import write_tokenizer  # which ranks need not import
+
+    base = shutil.copytree(folder, tmp_path / "base")
+    write_tokenizer(base)  # of as many words as the model has
     line = (
-        f"--load {folder} --lora-base {folder} --lora-rank 3 --environment tests.posttraining.environments:Letters "
+        f"--load {base} --lora-base {base} --lora-rank 3 --environment tests.posttraining.environments:Letters "
         "--grpo-prompts-per-step 2 --grpo-group-size 4 --max-completion-length 4 --global-batch-size 8 --train-iters 2 "
         "--micro-batch-size 4 --seq-length 32 --lr 1e-2 --lr-decay-style constant --grpo-kl-beta 0.1"
     )
