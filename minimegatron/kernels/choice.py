@@ -165,6 +165,11 @@ def in_inference(backend: str, file: str, *tensors: torch.Tensor | None) -> bool
     """Whether a kernel for CPUs computes without an operator around it: under inference mode, where nothing watches."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return False
+    return unobserved(backend, file, *tensors)
+
+
+def unobserved(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """The same where no gradient is recorded, as inside of a function that has its own backward pass."""
     return not laid_out.observed() and _natively(backend, file, *tensors)
 
 
