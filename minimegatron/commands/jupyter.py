@@ -54,9 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lab_command(folder: Path, port: int, *, browser: bool, root: bool) -> list[str]:
-    """The command line that starts JupyterLab: this machine only, the token left on, no news."""
+    """The command line that starts JupyterLab: this machine only, the token left on."""
     where = [f"--ServerApp.root_dir={folder}", "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"]
-    where += ["--LabApp.news_url=None"]  # else its first page asks whether to fetch news
     options = [*([] if browser else ["--no-browser"]), *(["--allow-root"] if root else [])]
     return [sys.executable, "-m", "jupyterlab", *where, *options]
 

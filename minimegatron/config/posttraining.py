@@ -120,7 +120,7 @@ class DistillConfig(RolloutConfig, ConversationConfig):
 class GRPOConfig(RolloutConfig):
     """Reinforcement learning from rewards: the answers of a group to one prompt are compared with each other."""
 
-    environment: str = opt(RUN, "sums", "what is asked and rewarded: sums, format, guess, or MODULE:FUNCTION")
+    environment: str = opt(RUN, "sums", "what is asked and rewarded: sums, format, guess, code, or MODULE:FUNCTION")
     chat_template: str | None = opt(TEMPLATE, None, "Jinja file in place of the tokenizer's chat template")
     grpo_prompts_per_step: int = opt(RUN, 32, "prompts of a rollout", least=1)
     grpo_group_size: int = opt(RUN, 8, "answers to each prompt", least=2)

@@ -38,8 +38,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from minimegatron.checkpoint.packed import read_base
 from minimegatron.checkpoint.regions import Logical
-from minimegatron.comm.agree import gather_objects
+from minimegatron.comm.agree import gather_objects, on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.config.run import RunConfig
@@ -53,7 +54,7 @@ from minimegatron.inference.sequence import FinishReason, Request
 from minimegatron.layers.logical import materialize
 from minimegatron.models.chunks import build_chunks
 from minimegatron.models.spec import spec_from_name
-from minimegatron.posttraining.environments import Environment, Problem
+from minimegatron.posttraining.environments import Environment, Problem, Turn, judge
 from minimegatron.training.run_state import RunState, model_weights
 
 
@@ -70,6 +71,7 @@ class Episode:
         reward: of all turns.
         over: the environment has ended it.
         cut: the last answer has no stop id: it was cut at the longest length.
+        reason: why the last answer's reward is not whole; "" where the environment does not say.
     """
 
     problem: Problem
@@ -80,6 +82,7 @@ class Episode:
     reward: float = 0.0
     over: bool = False
     cut: bool = False
+    reason: str = ""
 
 
 class Sampler:
@@ -114,6 +117,7 @@ class Sampler:
         with torch.device("meta"):
             model = build_chunks(config, mesh, spec_from_name(run.spec, config))
         materialize(model, mesh.device)
+        on_all_ranks(lambda: read_base(model, config), mesh.world)
         longest = run.data.seq_length + 1
         sizes = EngineConfig(max_model_len=longest, max_num_seqs=self.task.rl_max_num_seqs,
                              max_num_batched_tokens=max(512, self.task.rl_max_num_seqs))  # fmt: skip
@@ -183,15 +187,17 @@ class Sampler:
                     log_probs=0,
                 )
             )
-        for (_, _, episode), (made,) in zip(playing, self.engine.complete(requests), strict=True):
+        drawn = [made for (made,) in self.engine.complete(requests)]
+        for (_, _, episode), made in zip(playing, drawn, strict=True):
+            text = made.answer[:-1] if made.reason is FinishReason.STOP else made.answer
+            episode.answers.append(self.tokenizer.detokenize(text))
+        for (_, _, episode), made, told in zip(playing, drawn, self._judged(playing), strict=True):
             stopped = made.reason is FinishReason.STOP
             episode.ids += made.answer
             episode.drawn += [True] * len(made.answer)
             episode.log_probs += made.log_probs
-            text = made.answer[:-1] if stopped else made.answer
-            episode.answers.append(self.tokenizer.detokenize(text))
-            told = self.environment.turn(episode.problem, episode.answers)
             episode.reward += told.reward
+            episode.reason = told.reason
             said = self.tokenizer.tokenize(told.said) if told.said and stopped else []
             episode.cut = not stopped
             episode.over = not said or len(episode.ids) + len(said) >= self.longest
@@ -199,6 +205,20 @@ class Sampler:
                 episode.ids += said
                 episode.drawn += [False] * len(said)
                 episode.log_probs += [0.0] * len(said)
+
+    def _judged(self, playing: Sequence[tuple[int, int, Episode]]) -> list[Turn]:
+        """What the environment says, on every rank what it has said on one: a program need not end twice alike."""
+        runner = self.engine.runner
+        turns: list[Turn] | Exception = []
+        if runner.leads:
+            try:
+                turns = judge(self.environment, [(episode.problem, episode.answers) for _, _, episode in playing])
+            except Exception as error:  # the other ranks wait for what is said
+                turns = error
+        turns = runner.tell(turns)
+        if isinstance(turns, Exception):
+            raise turns
+        return turns
 
 
 def draw_seed(seed: int, number: int, answer: int, turn: int) -> int:

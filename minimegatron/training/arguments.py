@@ -98,6 +98,10 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True, 
         use_defaults = name != "model" or not (saved or args.preset or name in from_file)
         values[name] = {**(defaults.get(name, {}) if use_defaults else {}), **chosen}
         given |= chosen.keys()
+    if (base := values["model"].get("lora_base")) and "lora_base_bits" not in flags:
+        from minimegatron.checkpoint.packed import fields_of_base
+
+        values["model"] |= fields_of_base(base)
     spec = args.spec or from_file.get("spec")
     if spec is not None and len(spec) != 2:
         raise ConfigError(f"--spec {' '.join(spec)}: {len(spec)} words", fix="give a module and a function of it")

@@ -56,6 +56,11 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
         "both --train-iters and --train-samples are given",
         "give one of them",
     )
+    require(
+        run.model.lora_base is None or (run.checkpoint.load is not None and not run.parallel.use_torch_fsdp2),
+        f"lora_base {run.model.lora_base}, and the run begins with no weights, or torch's FSDP2 shards them",
+        "the same folder as --load, or the run that goes on; and another --data-parallel-sharding-strategy",
+    )
     _check_profile(run.training, world_size)
     _check_graph(run)
     _check_twin(run, dp)
