@@ -11,7 +11,7 @@ WRONG = [
     Edit("copy_to_region(F.linear(x, a), tp)", "copy_to_region(F.linear(copy_to_region(x, tp), a), tp)",
          mistake="Column: summed twice on the way to x. What comes out of the first sum is complete already."),
     Edit("copy_to_region(F.linear(x, a), tp)", "F.linear(copy_to_region(x, tp), copy_to_region(a, tp))",
-         told="more than | moves"),
+         told="2 times, expected 1"),
     Edit(_C, "return copy_to_region(scale * F.linear(F.linear(x, a), b), tp)",
          mistake="Column: the sum stands behind B, where each rank has outputs of its own."),
     Edit("copy_to_region(F.linear(x, a), tp)", "reduce_from_region(F.linear(x, a), tp)",

@@ -16,8 +16,6 @@ WRONG = [
     Edit(_KEEP, "            kept |= {tuple(prompt)}\n", ("            while n + size < len(prompt) and tuple(prompt[: n + size]) in kept:\n                n += size\n",
          "            if tuple(prompt) in kept:\n                n = (len(prompt) - 1) // size * size\n"),
          mistake="A prompt need not be the same as an earlier one: it is enough that it begins like it."),
-    Edit(_KEEP, "            kept |= {tuple(prompt[:end]) for end in range(size, len(prompt) + size, size)}\n",
-         mistake="Only pages that are full are kept for others."),
     Edit("found[-1].append(n)", "found[-1].append(n // size)", mistake="Asked is how many tokens, not how many pages."),
     Edit("found[-1].append(n)", "found[-1].append(n > 0)"),
     Edit("            while n + size", "            if n + size", mistake="A prompt may begin with more than one page of older weights."),

@@ -12,7 +12,7 @@ WRONG = [
     Edit("1 / (len(counts) * divisor)", "1 / (sum(1 for one in counts if sum(one)) * divisor)",
          mistake="A microbatch without a counted token has the mean 0, and counts among the microbatches."),
     Edit("return 1 / total", "return 1 / (len(counts) * sum(rows))", mistake="All counted tokens of the step share one divisor, however they are cut."),
-    Edit("        if n == 0:\n            return 0.0\n", "", told="divided by 0"),
+    Edit("        if n == 0:\n            return 0.0\n", "", told="division by zero"),
     Edit("            return 0.0\n", "            return 1 / total\n", mistake="A row that has no counted token has nothing that could weigh."),
     Edit('"microbatches": sum(rows)', '"microbatches": len(rows) * sum(rows)'),
     Edit("total = sum(n for rows in counts for n in rows)", "total = len(counts) * width"),

@@ -67,7 +67,7 @@ WEIGHTS = Exercise(
         Case("other batches", _some, points=2, hidden=True, draws=6, fixed=[
             {"counts": counts, "width": 9, "way": way} for counts in _FIXED for way in WAYS]),
     ],
-    errors={"ZeroDivisionError": "A row or a microbatch without a counted token has no mean of its own: nothing is "
+    errors={"division by zero": "A row or a microbatch without a counted token has no mean of its own: nothing is "
             "divided by 0 there."},
     idea="Follow one token through each mean above it: what is it divided by, and what is that mean divided by then?",
     hint="tokens: 1 / all counted tokens. The others end in / microbatches: padding 1 / (rows here * width), rows 1 / "
