@@ -440,12 +440,15 @@ for title, addition in (("yours", yours), ("f before A, g behind B", around)):
 # %% [markdown]
 # In the second model every output is right, and so is the loss. The wrong ones are just those matrices that each rank
 # holds whole. Their copies drift apart from the first step on: a checkpoint then has one rank's copy, and a model that
-# no rank has trained.
+# no rank has trained. (With sequence parallelism the same matrices see this rank's tokens only. There
+# their gradients are parts, and are summed with those of the norms, as in lab 02.)
 #
 # After training, W + (α/r) B A can take the place of W, and an answer costs no second product. That is exact in fp32. In
 # bf16 a number has 8 significant bits. What is left of a change that is small beside the weight?
 
 # %%
+import torch
+
 g = torch.Generator().manual_seed(3)
 weight = (0.02 * torch.randn(512, 512, generator=g)).bfloat16()
 for size in (1e-3, 1e-4, 1e-5):
@@ -473,9 +476,9 @@ for size in (1e-3, 1e-4, 1e-5):
 #
 # An answer counts as a whole: the sum over its tokens, not their mean.
 #
-# The gradient is a product of three factors. The slope of -log sigmoid is -sigmoid(-margin): near 0 where the pair is
-# settled, near -1 where it is wrong. Then β, and a sign: up for the chosen answer, down for the other. Then, for each
-# token, the gradient of log π(yₜ) with respect to the logits it was predicted from: onehot(yₜ) - p, with p their softmax.
+# The gradient goes back along this chain: from the loss to the margin, from the margin to each answer's sum, from there to
+# a token's log-probability, and from that to all the logits that the token was predicted from. Find the factor of each
+# link. Which one is small for a pair that is settled? Which one pushes down every word that was not said?
 #
 # An example: two words, all logits 0, one token each. The chosen answer is word 0, the rejected one word 1, β = 1, and the
 # reference is the policy. The margin is 0, the loss log 2 = 0.69. The factor is -½. In the row of the chosen answer the
@@ -521,6 +524,8 @@ guess("first", None, "The shared first token: its gradient, in percent of the se
 
 # %%
 # %%needs dpo
+import torch
+
 from course.figures.posttraining import curves
 
 margins = [x / 4 for x in range(-24, 25)]
@@ -599,6 +604,8 @@ check("advantages")
 
 # %%
 # %%needs advantages
+import torch
+
 g = torch.Generator().manual_seed(5)
 for chance in (0.02, 0.5, 0.9):
     rewards = (torch.rand(4000, 8, generator=g) < chance).float()
@@ -632,8 +639,7 @@ guessed("useful", round(100 * (1 - 0.02**8 - 0.98**8), 1), "of 100")
 # An example: two tokens with A = ½. The first has become twice as likely, the second is as it was. Token by token the
 # ratios are 2 and 1, and with high = 0.2 the losses are -0.6 and -0.5. By answer both have the ratio √2.
 #
-# Rows are padded. Outside of `mask` there is nothing: `log_probs` may be -∞ or NaN there. And a gradient that is
-# 0 · NaN is NaN.
+# Rows are padded. Outside of `mask` there is nothing: `log_probs` may be -∞ or NaN there.
 #
 # **Exercise.** The loss of each token, 0 where the mask is 0. Autograd must find its gradient. `level` is "token" or
 # "sequence"; for the second, all tokens that a row has in `mask` are one answer.
@@ -668,6 +674,8 @@ check("policy_loss")
 
 # %%
 # %%needs policy_loss
+import torch
+
 from course.figures.posttraining import curves
 
 ratios = [0.4 + 0.02 * i for i in range(76)]
@@ -737,6 +745,8 @@ check("kl_estimates")
 
 # %%
 # %%needs kl_estimates
+import torch
+
 g = torch.Generator().manual_seed(6)
 policy, reference = (torch.randn(6, generator=g, dtype=torch.float64) for _ in range(2))
 z = policy.clone().requires_grad_()
@@ -851,6 +861,8 @@ loop()
 
 # %%
 # %%needs advantages policy_loss
+import torch
+
 from minimegatron.posttraining.grpo import GRPO
 
 
@@ -931,8 +943,9 @@ parts = {name: [max(one[name], 1e-8) for one in found] for name in ("staleness",
 curves({"mean difference of a log-probability": parts}, log=True)
 
 # %% [markdown]
-# A sound engine in the trainer's dtype has a gap of some 10⁻⁷. Watch that line: a bug shows there in the first step, and
-# in the reward much later, or never.
+# (0 is drawn at 10⁻⁸.) The staleness is 0 in each first update of a rollout. Rounding to bf16 is there in every step. The
+# layout gap of a sound engine is some 10⁻⁷, and in bf16 a little more where once in a while a number is rounded the other
+# way. Watch that line: a bug shows there in the first step, and in the reward much later, or never.
 #
 # What can be done about a gap that is no bug? The answers were drawn from q, the engine's distribution, and the gradient
 # wants those of π. Each answer gets the weight q's share is too small by: π/q. Such a weight can be huge, so it is limited.
@@ -977,6 +990,9 @@ check("importance")
 
 # %%
 # %%needs importance
+import torch
+
+
 def distances(kinds, seed):
     """How far the gradient is from the right one, without weights and with each kind."""
     g = torch.Generator().manual_seed(seed)
@@ -1161,17 +1177,17 @@ check("old_tokens")
 
 # %%
 # %%needs old_tokens
-from course.figures.posttraining import curves
+from course.figures.posttraining import bars_of_rows
 
 predicted = old_tokens(PROMPTS, 4)
 sound = gaps(Scheduler)
 pairs = [(old > 0, value > 1e-3) for olds, values in zip(predicted, told) for old, value in zip(olds, values)]
 print(f"as predicted: {sum(a == b for a, b in pairs)} of {len(pairs)} answers; tokens of older weights: {predicted}")
 print("with the package's scheduler no answer is apart:", max(max(values) for values in sound) < 1e-4)
-names = [f"{n}: {text}" for n, texts in enumerate(TEXTS) for text in texts]
-curves({"mean difference of a log-probability": {
-    "pages are kept": [max(v, 1e-8) for values in told for v in values],
-    "the package's": [max(v, 1e-8) for values in sound for v in values]}}, log=True, xlabel="answer")  # fmt: skip
+names = [f"{n}{'abcd'[i]}" for n, texts in enumerate(TEXTS) for i in range(len(texts))]
+shown = {"pages are kept": told, "the package's": sound}
+bars_of_rows({name: [value for values in found for value in values] for name, found in shown.items()}, names,
+             what="|log π - log π engine|", rows="rollout and answer")  # fmt: skip
 
 # %% [markdown]
 # Such an answer is drawn by a model that does not exist: its first pages from one set of weights, the rest from another. The

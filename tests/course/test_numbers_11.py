@@ -39,7 +39,7 @@ WEIGHTS = {
 COLUMN = LAB["adapter"].reference(LAB["adapter"].cases[0].inputs)  # type: ignore[misc]
 LOSS, GRADIENT = right("dpo")
 GROUP, OTHERS = (right("advantages", case).tolist() for case in (0, 1))
-DOUBLED = right("policy_loss", 1)["loss"][0].tolist()
+DOUBLED = right("policy_loss", 1)["loss"][0, 1:].tolist()
 KL = right("kl_estimates")
 WEIGHED, MASKED = (right("importance", case)["weights"][0].tolist() for case in (0, 1))
 
@@ -50,7 +50,7 @@ STATED = [
     ("| C | 3 Implement: pairs, rewards | {} h {} min |", [*divmod(MINUTES["C"], 60)]),
     ("| D | 4 Run · 5 See | {} min |", MINUTES["D"]),
     ("| E | 6 Break it · 7 Explain | {} min |", MINUTES["E"]),
-    ("Llama 3 8B has {:.2f}·10⁹ parameters. Its weights in bf16 are {:.0f} GB, a fifth", [LLAMA / 1e9, 2 * LLAMA / 1e9]),
+    ("8B has {:.2f}·10⁹ parameters. Its weights in bf16 are {:.0f} GB, a fifth", [LLAMA / 1e9, 2 * LLAMA / 1e9]),
     ("beside the weight in bf16: {} bytes", 2 + 4 + 4 + 4 + 4),
     ("(8 + 12) + (12 + 8) = {whole} parameters", SIZES),
     ("6 + 8 of the second: {rank}.", SIZES),

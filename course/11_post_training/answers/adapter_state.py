@@ -19,6 +19,16 @@ WRONG = [
     Edit("18 * rank", "16 * rank"),
 ]
 
+_DIVIDES = "tp divides everything that is cut"
+EQUIVALENT = [
+    Same('rank += a + (b / tp) if matrix["kind"] == "column" else a // tp + b', _DIVIDES),
+    Same('rank += a + b // tp if matrix["kind"] == "column" else (a / tp) + b', _DIVIDES),
+    Same('rank += a + (-(-b // tp)) if matrix["kind"] == "column" else a // tp + b', _DIVIDES),
+    Same('rank += a + b // tp if matrix["kind"] == "column" else (-(-a // tp)) + b', _DIVIDES),
+    Same("frozen += ((matrix['o'] * matrix['i']) / tp)", _DIVIDES),
+    Same("frozen += (-(-(matrix['o'] * matrix['i']) // tp))", _DIVIDES),
+]
+
 
 # %% right: shapes first, then sums of them
 def adapter_state(matrices, r, tp):

@@ -1,4 +1,4 @@
-from labkit.answers import Edit, Same
+from labkit.answers import Edit
 
 WRONG = [
     Edit("group.mean()", "rewards.mean()", mistake="An answer is compared with the others to its own prompt, not with the whole batch."),

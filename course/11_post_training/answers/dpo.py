@@ -21,6 +21,10 @@ WRONG = [
     Edit("sign * pull", "0.5 * sign * pull"),
 ]
 
+EQUIVALENT = [
+    Same("sign = torch.tensor([-1.0, 1.0])[:, None, None]", "a product takes the wider of two dtypes"),
+]
+
 
 # %% right: autograd, then out of the graph
 import torch

@@ -19,7 +19,10 @@ WRONG = [
 ]
 
 EQUIVALENT = [
-    Same("weights = q.clamp(max=limit) if what == 'truncate' else torch.where(q >= limit, 0.0, q)", "no ratio is just the limit"),
+    Same(
+        'weights = q.clamp(max=limit) if what == "truncate" else torch.where((q >= limit), 0.0, q)',
+        "no ratio is just the limit",
+    ),
 ]
 
 

@@ -19,6 +19,16 @@ WRONG = [
     Edit("d.exp() - d - 1", "d.exp() - 1"),
 ]
 
+_ONE_DIM = "logits here have one dim"
+_ZERO = "a constant times the gradient of log p(x) is 0 on average"
+EQUIVALENT = [
+    Same("log_p, log_ref = policy.log_softmax(-1), reference.log_softmax(0)", _ONE_DIM),
+    Same("log_p, log_ref = policy.log_softmax(0), reference.log_softmax(-1)", _ONE_DIM),
+    Same('slopes = {"k1": torch.ones_like(d), "k2": -d, "k3": 0 - d.exp()}  # with respect to log p(x)', _ZERO),
+    Same('slopes = {"k1": torch.ones_like(d), "k2": -d, "k3": 2 - d.exp()}  # with respect to log p(x)', _ZERO),
+    Same("scores = torch.eye(len(p)) - p  # row x: the gradient of log p(x)", "a difference takes the wider of two dtypes"),
+]
+
 
 # %% right: autograd, word by word
 import torch

@@ -21,6 +21,12 @@ WRONG = [
     Edit("            while n + size", "            if n + size", mistake="A prompt may begin with more than one page of older weights."),
 ]
 
+_NEVER = "beginnings that are no whole pages are never asked for"
+EQUIVALENT = [
+    Same("kept |= {tuple(prompt[:end]) for end in range(size, len(prompt) + 2, size)}", _NEVER),
+    Same("kept |= {tuple(prompt[:end]) for end in range(size, len(prompt) + 1)}", _NEVER),
+]
+
 
 # %% right: a tree of pages
 def old_tokens(rollouts, size):

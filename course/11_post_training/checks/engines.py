@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,8 +67,7 @@ IMPORTANCE = Exercise(
         Case("the example, token by token, truncated", _weighed("token", "truncate")),
         Case("the example, answer by answer, masked", _weighed("sequence", "mask")),
         Case("other answers", _gaps, points=2, hidden=True, draws=4, fixed=[
-            *((lambda draw, kind=kind: _gaps(draw, *kind)) for kind in _ALL),
-            *((lambda draw, kind=kind: _gaps(draw, *kind, far=70.0)) for kind in _ALL)]),
+            *(partial(_gaps, level=level, what=what, far=far) for level, what in _ALL for far in (0.6, 70.0))]),
     ],
     idea="A ratio may be too large for a float, and what nobody drew may have no number at all. What becomes of these?",
     hint="moved = (trainer - engine).detach().masked_fill(mask == 0, 0); for sequence its sum over the row. q = "
