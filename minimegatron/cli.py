@@ -39,6 +39,7 @@ COMMANDS = {
     "convert": ("minimegatron.commands.convert", "published models and checkpoints, one into the other"),
     "quantize": ("minimegatron.commands.quantize", "a model in 4 or 8 bits a weight, as transformers and vLLM load it"),
     "generate": ("minimegatron.commands.generate", "continue a prompt; ranks: torchrun -m minimegatron generate"),
+    "evaluate": ("minimegatron.commands.evaluate", "perplexity, bits per byte, multiple choice, lm-eval's tasks"),
     "serve": (
         "minimegatron.commands.serve",
         "answer OpenAI's requests with a model; ranks: torchrun -m minimegatron serve",

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from benchmarks import bubble, checkpoint, contenders, generate, moe, overhead, overlap, ring, serving, train
+from benchmarks import (
+    bubble,
+    checkpoint,
+    contenders,
+    generate,
+    moe,
+    overhead,
+    overlap,
+    posttraining,
+    ring,
+    serving,
+    train,
+)
 from benchmarks.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
@@ -119,3 +133,14 @@ def test_checkpoints_are_compared_with_torchs_own(capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "64 tensors, 2 MB" and len(lines) == 17
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["sft", "grpo"])
+def test_our_side_of_the_comparison_with_trl_trains_the_lines_that_both_have(name, tmp_path):
+    posttraining.prepare(tmp_path, posttraining.SMALL)
+    clock = posttraining.COMPARISONS[name][0](tmp_path, posttraining.SMALL)
+    assert clock.seconds > 0
+    lines = (tmp_path / "conversations.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == posttraining.SMALL.conversations
+    if name == "sft":  # random weights
+        assert clock.loss == pytest.approx(math.log(320), rel=0.05)

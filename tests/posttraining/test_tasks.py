@@ -188,3 +188,32 @@ def test_stale_pages_of_the_engine_show_in_the_gap(files: dict[str, str]) -> Non
         trainer.close()
         gaps.append(max(report.losses["layout gap"] for report in trainer.history))
     assert gaps[0] < 1e-5 and gaps[1] > 1e-3
+
+
+def test_the_gap_to_an_engine_in_bf16_is_told_apart_from_staleness_and_from_its_kernels(files: dict[str, str]) -> None:
+    trainer = trainer_of("grpo", f"{ANSWERS} --micro-batch-size 8 --train-iters 4 --rl-inference-dtype bf16")
+    trainer.train()
+    trainer.close()
+    first, second = ([report.losses for report in trainer.history[i::2]] for i in (0, 1))  # updates of each rollout
+    assert all(of["staleness"] == 0 for of in first) and all(of["staleness"] > 1e-6 for of in second)
+    for of in (*first, *second):
+        assert of["dtype gap"] > 1e-4 and of["layout gap"] < of["dtype gap"] / 4
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo", "reward"])
+def test_a_small_step_lowers_the_loss_of_its_own_batch_by_the_square_of_the_gradient_norm(
+    task: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    """loss(w - lr g) = loss(w) - lr |g|^2 + O(lr^2): loss, gradient and update belong to each other."""
+    lines = Path(files[task].split()[1]).read_text().splitlines(keepends=True)[:8]  # an epoch is a batch
+    (tmp_path / "some.jsonl").write_text("".join(lines))
+    line = (
+        f"--data-path {tmp_path}/some.jsonl --split 100 --global-batch-size 8 --micro-batch-size 4 --train-iters 2 "
+        "--optimizer sgd --sgd-momentum 0 --clip-grad 0 --weight-decay 0 --lr 1e-3"
+    )
+    first, second = curve(0, 1, task, line)
+    name = next(name for name in first if name.endswith("loss"))
+    assert first[name] - second[name] == pytest.approx(1e-3 * first["norm"] ** 2, rel=0.05)
+    if task == "dpo":
+        assert first[name] == pytest.approx(math.log(2), rel=1e-5)
+        assert second["chosen reward"] - second["rejected reward"] > 0 == first["chosen reward"]
