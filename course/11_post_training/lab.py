@@ -931,25 +931,25 @@ curves({"reward": {"": [one["reward"] for one in history]}, "entropy": {"": [one
 # | dtype | the trainer's weights, and the same rounded to the engine's dtype | rounding |
 # | layout | the rounded model in the trainer, and in the engine | kernels, layout, and every bug of the engine |
 #
-# An engine in bf16, and again two updates for each rollout. Before you run it: at which steps is the staleness exactly 0?
+# An engine in bf16, and again two updates for each rollout. Before you run it: at which steps is there no staleness?
 
 # %%
 from course.figures.posttraining import curves
 
 apart = trained("grpo", f"{BASE} {SUMS} --train-iters 8 --rl-inference-dtype bf16")
 found = [report.losses for report in apart.history]
-print("steps with staleness 0:", [step for step, one in enumerate(found) if one["staleness"] == 0])
+print("steps without staleness:", [step for step, one in enumerate(found) if one["staleness"] < 1e-6])
 parts = {name: [max(one[name], 1e-8) for one in found] for name in ("staleness", "dtype gap", "layout gap")}
 curves({"mean difference of a log-probability": parts}, log=True)
 
 # %% [markdown]
-# (0 is drawn at 10⁻⁸.) The staleness is 0 in each first update of a rollout. Rounding to bf16 is there in every step. The
+# (0 is drawn at 10⁻⁸.) There is no staleness in the first update of a rollout. Rounding to bf16 is there in every step. The
 # layout gap of a sound engine is some 10⁻⁷, and in bf16 a little more where once in a while a number is rounded the other
 # way. Watch that line: a bug shows there in the first step, and in the reward much later, or never.
 #
 # What can be done about a gap that is no bug? The answers were drawn from q, the engine's distribution, and the gradient
-# wants those of π. Each answer gets the weight q's share is too small by: π/q. Such a weight can be huge, so it is limited.
-# With C the limit:
+# wants those of π. What the engine draws too seldom must count more: it gets the weight π/q. Such a weight can be huge, so
+# it is limited. With C the limit:
 #
 # - `level` "token": the ratio of each token. "sequence": that of the whole answer, the product over its tokens.
 # - `what` "truncate": a ratio above C counts as C. "mask": it counts as 0.
