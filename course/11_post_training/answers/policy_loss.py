@@ -29,6 +29,7 @@ WRONG = [
 
 EQUIVALENT = [
     Same("drawn = mask.sum(1, keepdim=True).clamp(min=0)", "every row of a trial has a token that was drawn"),
+    Same("drawn = mask.sum(1, keepdim=True)", "every row of a trial has a token that was drawn"),
 ]
 
 
