@@ -193,13 +193,13 @@ def continue_prompt(args: argparse.Namespace) -> None:
     """
     from minimegatron.checkpoint.companions import stop_ids
     from minimegatron.checkpoint.conversion import open_model
+    from minimegatron.checkpoint.packed import memory
     from minimegatron.comm.mesh import Mesh
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
     from minimegatron.inference.answers import compute, ending
     from minimegatron.inference.grammar import Grammars
     from minimegatron.inference.loading import load
-    from minimegatron.inference.packed import memory
     from minimegatron.inference.sequence import FinishReason, Request
     from minimegatron.launch.rank import init
 
