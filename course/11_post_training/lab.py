@@ -917,7 +917,8 @@ curves({"reward": {"": [one["reward"] for one in history]}, "entropy": {"": [one
 # The reward alone does not tell a model that learns from one that has found a gap in the verifier. The other three do:
 # entropy that falls to 0 means that all eight answers are the same, and nothing is learned any more; a divergence that
 # grows fast means that the model speaks another language by now; lengths that drift mean that the divisor, or the reward,
-# likes them.
+# likes them. Fifty steps are a beginning. `examples/grpo_sums.sh` goes on for three minutes of a core, to 95 right sums in
+# 100 and more, and says what that takes: a weight of the entropy, one of the divergence, a learning rate that falls.
 #
 # ### Two programs, one model
 #
