@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from minimegatron.kernels import cross_entropy, flash, permute, pointwise, reference
+from minimegatron.kernels import cross_entropy, flash, permute, pointwise, reference, rope
 
 Tensors = tuple[torch.Tensor, ...]
 EPS = 1e-5
@@ -158,7 +158,7 @@ def cases() -> list[Case]:
         Case("bias-GeLU", rows, lambda x, b: pointwise.bias_gelu(x, b, True),
              lambda x, b: F.gelu(x + b, approximate="tanh"), lambda x, b: reference.bias_gelu(x, b, True),
              (inner, *inner_small), times(2, 3)),
-        Case("RoPE", one, lambda x: pointwise.rope(x, *_angles(x)), _rope_torch,
+        Case("RoPE", one, lambda x: rope.rope(x, *_angles(x)), _rope_torch,
              lambda x: reference.rope(x, *(t.double() for t in _angles(x))),
              ((16384, 1, 40, 128), (5, 2, 3, 16), (3, 1, 1, 34)), times(2, 2)),
         Case("cross entropy", one, lambda z: cross_entropy.cross_entropy(z, _target(z)),

@@ -27,8 +27,8 @@ from typing import Any
 CLOSED = (
     "minimegatron.layers", "minimegatron.parallel", "minimegatron.models", "minimegatron.training",
     "minimegatron.optim", "minimegatron.inference", "minimegatron.kernels", "minimegatron.checkpoint",
-    "minimegatron.data", "minimegatron.viz", "minimegatron.commands", "course.figures", "course.rehearsal",
-    "course.own_scheduler",
+    "minimegatron.data", "minimegatron.posttraining", "minimegatron.viz", "minimegatron.commands", "course.figures",
+    "course.rehearsal", "course.own_scheduler",
 )  # fmt: skip
 
 

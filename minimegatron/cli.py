@@ -38,7 +38,9 @@ COMMANDS = {
     "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),
     "convert": ("minimegatron.commands.convert", "published models and checkpoints, one into the other"),
     "quantize": ("minimegatron.commands.quantize", "a model in 4 or 8 bits a weight, as transformers and vLLM load it"),
+    "prune": ("minimegatron.commands.prune", "a smaller model of the parts that a text uses most, for distill to mend"),
     "generate": ("minimegatron.commands.generate", "continue a prompt; ranks: torchrun -m minimegatron generate"),
+    "evaluate": ("minimegatron.commands.evaluate", "perplexity, bits per byte, multiple choice, lm-eval's tasks"),
     "serve": (
         "minimegatron.commands.serve",
         "answer OpenAI's requests with a model; ranks: torchrun -m minimegatron serve",

@@ -1149,4 +1149,4 @@ progress()
 # Zheng et al. 2023, SGLang (arXiv 2312.07104), for prefixes in a tree; Leviathan et al. 2023, Fast inference from
 # transformers via speculative decoding (arXiv 2211.17192).
 #
-# Next: lab 11, post-training (planned). Lab 12 plans a run.
+# Next: lab 11 lets an engine draw what a trainer learns from. Lab 12 plans a run.

@@ -12,6 +12,7 @@ data that return a `Picture`.
 | `kernels`          | 07  | a launch on a GPU, memory accesses, reductions, tiles, numbers of few bits            |
 | `checkpoints`      | 08  | which rank holds which part of a tensor, what a crash leaves                          |
 | `inference`        | 10  | pages and tables, what a step computes, seats, shares of tokens, tokens a second     |
+| `posttraining`     | 11  | which tokens count, what a token of each row weighs, curves, the loop of rewards      |
 | `planning`         | 12  | what divides what, published runs beside predictions                                  |
 | `counts`           | all | how many GPUs something fills, how a cost grows with the number of ranks              |
 

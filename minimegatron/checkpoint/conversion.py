@@ -23,7 +23,16 @@ from pathlib import Path
 import torch
 
 from minimegatron.checkpoint import megatron, tensorrt_llm, torch_dist
-from minimegatron.checkpoint.companions import CONFIG, FOLDER, GENERATION, TOKENIZER, token_ids, verified
+from minimegatron.checkpoint.companions import (
+    CONFIG,
+    FOLDER,
+    GENERATION,
+    TOKENIZER,
+    copy_companions,
+    to_json,
+    token_ids,
+    verified,
+)
 from minimegatron.checkpoint.compressed_tensors import Words
 from minimegatron.checkpoint.hf_config import (
     check_pad_token,
@@ -36,7 +45,8 @@ from minimegatron.checkpoint.hf_folder import open_published, open_words, write_
 from minimegatron.checkpoint.huggingface import as_theirs
 from minimegatron.checkpoint.megatron_optimizer import WEIGHTS_ONLY, continued, optimizer_state
 from minimegatron.checkpoint.ours import Checkpoint, Continued, write_checkpoint
-from minimegatron.checkpoint.regions import Logical
+from minimegatron.checkpoint.packed import contents_of_base
+from minimegatron.checkpoint.regions import Box, Logical
 from minimegatron.checkpoint.sources import Cast, Described, Source, Together, View, shown
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
@@ -139,13 +149,15 @@ def open_model(
     kind = kind_of(folder) if kind is None else kind
     if kind == "ours":
         checkpoint = Checkpoint(folder, step)
+        weights, words = _over_base(checkpoint)
         return Model(
             kind,
-            checkpoint.config,
-            checkpoint,
+            checkpoint.config.replace(lora_base=None),
+            weights,
             folder / FOLDER,
             checkpoint.optimizer_state,
             companions_hash=checkpoint.companions_hash,
+            words=words,
         )
     if kind == "torch_dist":
         return _open_megatrons(folder, step, vocab_size, companions)
@@ -155,6 +167,37 @@ def open_model(
     words_dtype = weights.tensors["embedding.word_embeddings.weight"].dtype
     config = config.replace(params_dtype=_DTYPES[words_dtype])
     return Model(kind, config, weights, folder, family=family, words=open_words(folder))
+
+
+def _over_base(checkpoint: Checkpoint) -> tuple[Source, Words | None]:
+    """The weights of a checkpoint, with those that it leaves to its `lora_base`, and these as they are packed.
+
+    Raises:
+        CheckpointError: the base is not there, or is another one than the adapters were trained beside.
+    """
+    if (base := checkpoint.config.lora_base) is None:
+        return checkpoint, None
+    fix = "put the folder back: the checkpoint has the adapters, and its base the packed weights"
+    try:
+        contents = contents_of_base(base)
+    except CheckpointError as error:
+        raise CheckpointError(f"{base}, beside which the adapters were trained: {error.what}", fix=fix) from None
+    if contents != checkpoint.base_contents:
+        raise CheckpointError(f"{base} has other weights than when the adapters were trained", fix=fix)
+    published = open_published(Path(base))[2]
+    rest = published.tensors.keys() - checkpoint.tensors.keys()
+    return _Over(checkpoint, Cast(published, dict.fromkeys(rest, checkpoint.config.dtype))), open_words(Path(base))
+
+
+class _Over:
+    """A source, and another for the tensors that it lacks."""
+
+    def __init__(self, first: Source, other: Source) -> None:
+        self.first, self.other = first, other
+        self.tensors = {**other.tensors, **first.tensors}
+
+    def read(self, name: str, box: Box | None = None) -> torch.Tensor:
+        return (self.first if name in self.first.tensors else self.other).read(name, box)
 
 
 def _open_megatrons(folder: Path, step: int | None, vocab_size: int | None, companions: Path | None) -> Model:
@@ -272,6 +315,11 @@ def target(
     return as_theirs(weights, config, family_name), keys
 
 
+def family_of(config: TransformerConfig, weights: Source, companions: Path | None) -> str:
+    """The family as which a model would be published; arguments and errors as of `target`."""
+    return str(target("hf", config, weights, companions, None)[1]["model_type"])
+
+
 def write_model(
     kind: str, tensors: Source, config: TransformerConfig, keys: dict[str, object], folder: Path, most: int,
     companions: Path | None, run: Continued | None = None,
@@ -293,6 +341,21 @@ def write_model(
     if kind == "tensorrt_llm":
         return tensorrt_llm.write(tensors, keys, folder)
     return write_published(tensors, keys, folder, most, companions)
+
+
+def companions_without_config(model: Model, folder: Path) -> Path | None:
+    """The files beside a model's weights for another model with its tokenizer: no `config.json`, but the ids that it
+    has; copied into an empty folder. None if there are none.
+
+    Raises:
+        CheckpointError: they have changed, or cannot be read.
+    """
+    if model.companions is None:
+        return None
+    copy_companions(model.companions, folder)
+    if not (folder / GENERATION).is_file() and (ids := token_ids(model.companions)):
+        (folder / GENERATION).write_bytes(to_json(ids))
+    return folder
 
 
 def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:

@@ -47,7 +47,7 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
         ConfigError: a model that is not supported.
     """
     family, config = read_config(folder)
-    weights: Source = SafetensorsFiles(_weight_files(folder))
+    weights: Source = SafetensorsFiles(weight_files(folder))
     weights = dequantised(weights, read_json(folder / "config.json", "a folder with config.json").get(QUANTIZED))
     prefix, words = FAMILIES[family].prefix, FAMILIES[family].tensors[0].theirs[0]
     if prefix and words.removeprefix(prefix) in weights.tensors:  # as OpenAI's is published: saved without its head
@@ -65,14 +65,14 @@ def open_words(folder: Path) -> Words | None:
     if keys is None or not (scheme := scheme_of(keys)).packs:
         return None
     family, config = read_config(folder)
-    files = SafetensorsFiles(_weight_files(folder))
+    files = SafetensorsFiles(weight_files(folder))
     q, scales = (Dequantised(files, scheme, part) for part in ("q", "scale"))
     quantised = {f"{stem}.weight" for stem in q.stems} & linear_weights(config, family)[0]
     names = {match.ours for match in FAMILIES[family].matches(config) if quantised.issuperset(match.theirs)}
     return Words(scheme, frozenset(names), as_ours(q, config, family), as_ours(scales, config, family))
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files of the one set of weights.
 
     Raises:

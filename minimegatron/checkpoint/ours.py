@@ -24,6 +24,7 @@ from minimegatron.checkpoint.companions import files_in as companion_files
 from minimegatron.checkpoint.disk import files_in, staged, write_bytes
 from minimegatron.checkpoint.load import CheckpointFiles
 from minimegatron.checkpoint.manifest import NAME, Manifest, Stored, StoredTensor, key_of
+from minimegatron.checkpoint.packed import BASE
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.save import file_name
 from minimegatron.checkpoint.shard_file import NAMES
@@ -72,6 +73,7 @@ class Checkpoint:
         config: configuration of the model.
         optimizer_state: a description of its optimizer state, for a message; empty for none.
         companions_hash: hash of the files beside its weights.
+        base_contents: hash of the files of its `lora_base`.
 
     Raises:
         CheckpointError: there is none, or it is not what was written.
@@ -87,6 +89,7 @@ class Checkpoint:
         moments = sum(name.startswith("optimizer.") for name in manifest.tensors)
         self.optimizer_state = f"the state of an optimizer ({moments} tensors)" if moments else ""
         self.companions_hash: str | None = manifest.state.get(FOLDER)
+        self.base_contents: str | None = manifest.state.get("run", {}).get(BASE)
         verify(self.folder, manifest, sorted({r.file for name in names for r in manifest.tensors[name].regions}))
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:

@@ -241,7 +241,9 @@ def read_adapter(folder: Path) -> Adapter:
             raise CheckpointError(f"no {name}", where=str(folder), fix="a folder that PEFT's save_pretrained wrote")
     described = read_json(folder / CONFIG, "a folder that PEFT's save_pretrained wrote")
     other = [
-        f"{key} is {described[key]!r}" for key, value in PLAIN.items() if described.get(key, value) not in (value, None)
+        f"{key} is {described[key]!r}"
+        for key, value in PLAIN.items()
+        if described.get(key, value) not in (value, None, [], {})
     ]
     if other:
         raise CheckpointError(

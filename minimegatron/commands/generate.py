@@ -46,7 +46,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minimegatron.commands.answers import compute, ending, read_prompt, read_prompts
+from minimegatron.commands.prompts import read_prompt, read_prompts
 from minimegatron.commands.speculation import add_speculative_config, load_draft, speculative_of
 from minimegatron.flags import Parser
 
@@ -193,12 +193,13 @@ def continue_prompt(args: argparse.Namespace) -> None:
     """
     from minimegatron.checkpoint.companions import stop_ids
     from minimegatron.checkpoint.conversion import open_model
+    from minimegatron.checkpoint.packed import memory
     from minimegatron.comm.mesh import Mesh
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
     from minimegatron.errors import CheckpointError
+    from minimegatron.inference.answers import compute, ending
     from minimegatron.inference.grammar import Grammars
     from minimegatron.inference.loading import load
-    from minimegatron.inference.packed import memory
     from minimegatron.inference.sequence import FinishReason, Request
     from minimegatron.launch.rank import init
 

@@ -99,10 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     names, kept = compressed_tensors.linear_weights(config, family)
     compressed_tensors.check_divides(scheme, tensors.tensors, names)
     dtypes = {name: described.dtype for name, described in tensors.tensors.items()}
-    texts = _texts(args, model)
+    texts = texts_of(args, model)
     before = None
     if texts:
-        loaded = _load(model)
+        loaded = load_alone(model)
         before = perplexity(loaded, texts["--text"]) if "--text" in texts else None
         if "--calibration" in texts:
             tensors = as_theirs(_scaled(loaded, texts["--calibration"], scheme), config, family)
@@ -121,13 +121,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{args.save}"
     )
     if before is not None:
-        after = perplexity(_load(conversion.open_model(args.save)), texts["--text"])
+        after = perplexity(load_alone(conversion.open_model(args.save)), texts["--text"])
         print(f"perplexity of {args.text}: {before:.4f} before, {after:.4f} after ({after / before - 1:+.2%})")
     return 0
 
 
-def _texts(args: argparse.Namespace, model: Model) -> dict[str, torch.Tensor]:
-    """The ids [n, s] of each text given, by flag."""
+def texts_of(args: argparse.Namespace, model: Model) -> dict[str, torch.Tensor]:
+    """The ids [n, s] of each text given, by flag.
+
+    Raises:
+        CheckpointError, ConfigError, DataError: there is no tokenizer, a length is impossible, a text cannot be read.
+    """
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
 
     given = {flag: path for flag, path in (("--text", args.text), ("--calibration", args.calibration)) if path}
@@ -186,7 +190,8 @@ def perplexity(model: Any, tokens: torch.Tensor) -> float:
     return math.exp(total / (tokens.numel() - len(tokens)))
 
 
-def _load(model: Model) -> Any:
+def load_alone(model: Model) -> Any:
+    """The whole model on one rank, in fp32."""
     from minimegatron.comm.mesh import Mesh
     from minimegatron.inference.loading import load
 

@@ -12,6 +12,9 @@ ignores the file.
 Without `--host` only this machine can connect; to serve other machines a key is required. Everybody on this machine
 can see a key on the command line, so `--api-key-file` reads it from a file.
 
+`--lora-modules NAME=FOLDER ...` serves adapters of PEFT beside the model, from one copy of its weights: a request names
+one as its `model`.
+
 After the first SIGTERM or Ctrl-C open requests may finish (`--drain-timeout`); a second one ends the server at once.
 
 Under torchrun rank 0 serves and the other ranks compute with it, by default as one tensor-parallel group.
@@ -53,6 +56,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--tokenizer-model", type=Path, metavar="FOLDER", help="default: the model's")
     add("--ckpt-step", type=int, metavar="N", help="step of a checkpoint (default: the newest)")
     add("--served-model-name", metavar="NAME", help="the `model` that requests name (default: the folder's name)")
+    lora = "adapters of PEFT beside the model; a request names one as its `model`"
+    add("--lora-modules", nargs="+", default=[], metavar="NAME=FOLDER", help=lora)
+    add("--enable-lora", action="store_true", help="vLLM's switch, which --lora-modules implies")
     add("--host", default="127.0.0.1", help="(default: %(default)s)")
     add("--port", type=int, default=8000, metavar="N", help="0: any free port (default: %(default)s)")
     add("--api-key", metavar="KEY", help="key that requests send as `Authorization: Bearer KEY`")
@@ -95,6 +101,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in ("max_queue", "drain_timeout", "port"):
         if getattr(args, name) < 0:
             parser.error(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 0")
+    args.lora_modules = adapters_of(args)
     if args.api_key_file is not None:
         args.api_key = read_key(args)
     if args.api_key is not None and not (args.api_key.isascii() and args.api_key.isprintable() and args.api_key):
@@ -105,6 +112,32 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             fix="--api-key-file PATH, or --host 127.0.0.1",
         )
     return args
+
+
+def adapters_of(args: argparse.Namespace) -> dict[str, Path]:
+    """name -> folder of `--lora-modules`.
+
+    Raises:
+        ConfigError: a word is no NAME=FOLDER, a name is given twice or is the model's; or `--enable-lora` alone.
+    """
+    found: dict[str, Path] = {}
+    for word in args.lora_modules:
+        name, equals, folder = word.partition("=")
+        if not (name and equals and folder):
+            raise ConfigError(f"--lora-modules {word}", fix="NAME=FOLDER for each adapter, after the model's folder")
+        if name in found or name == served_name(args):
+            raise ConfigError(f"--lora-modules names {name} twice, or as the model", fix="a name for each adapter")
+        found[name] = Path(folder)
+    if args.enable_lora and not found:
+        raise ConfigError(
+            "--enable-lora without an adapter: they are loaded when the server starts", fix="--lora-modules NAME=FOLDER"
+        )
+    return found
+
+
+def served_name(args: argparse.Namespace) -> str:
+    """The `model` that requests name to be answered without an adapter."""
+    return str(args.served_model_name or args.folder.resolve().name)
 
 
 def read_key(args: argparse.Namespace) -> str:
@@ -158,13 +191,14 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     from minimegatron.checkpoint.companions import GENERATION, stop_ids
     from minimegatron.checkpoint.conversion import open_model
     from minimegatron.checkpoint.hf_config import read_json
+    from minimegatron.checkpoint.packed import memory
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import ParallelConfig
     from minimegatron.data.tokenizer import HuggingFaceTokenizer
+    from minimegatron.inference import adapters as loras
     from minimegatron.inference.engine import Engine, EngineConfig
     from minimegatron.inference.grammar import Grammars
     from minimegatron.inference.loading import load
-    from minimegatron.inference.packed import memory
     from minimegatron.launch.rank import init
     from minimegatron.serving.protocol import Defaults
 
@@ -199,8 +233,11 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
     if args.generation_config == "auto" and (companions / GENERATION).is_file():
         said = read_json(companions / GENERATION, "a folder with config.json")
     model = load(model_folder, mesh, args.params_dtype)
+    adapters = loras.load_adapters(model, model_folder, args.lora_modules) if args.lora_modules else None
     if rank == 0:
         print(memory(model), file=sys.stderr)
+    if rank == 0 and adapters is not None:
+        print(loras.memory(model, adapters), file=sys.stderr)
     speculative, draft = speculative_of(args.speculative_config, model_folder.config)
     engine = Engine(
         model,
@@ -216,13 +253,14 @@ def serve(args: argparse.Namespace, began: Callable[[Server], None] = lambda _: 
         ),
         draft=load_draft(draft, mesh, args.params_dtype),
         grammars=Grammars(tokenizer, model_folder.config.vocab_size),
+        adapters=adapters,
     )
     if rank != 0:
         with deaf():
             engine.follow()
         return
     config = ServerConfig(
-        served_model_name=args.served_model_name or args.folder.resolve().name,
+        served_model_name=served_name(args),
         api_key=args.api_key,
         max_queue=args.max_queue,
         request_seconds=args.request_timeout,

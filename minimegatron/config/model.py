@@ -25,6 +25,8 @@ from minimegatron.errors import require
 if TYPE_CHECKING:
     import torch
 
+OF_BASE = free("where the packed weights lie: their contents are compared")
+
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.DepthFields, variants.Fp8Fields, Config):
@@ -81,6 +83,14 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
         "layers that have one",
         ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "experts"),
     )
+    lora_base: str | None = opt(
+        OF_BASE,
+        None,
+        "folder with int4 or int8 weights (minimegatron quantize) that stay packed beside adapters (QLoRA); also give "
+        "it as --load, or the run that goes on",
+    )
+    lora_base_bits: int | None = opt(OF_BASE, None, "bits of these weights, 4 or 8; read from the folder", least=4)
+    lora_base_group_size: int | None = opt(OF_BASE, None, "inputs that share a scale; read from the folder", least=8)
     final_logit_softcapping: float | None = opt(MODEL, None, "c: a logit x becomes c tanh(x / c) (Gemma 2)", above=0.0)
 
     position_embedding_type: str = opt(
@@ -189,6 +199,7 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
         if self.rotates:
             self._check_rope()
         self._check_attention()
+        self._check_base()
         require(
             self.norms_input or not self.fp32_residual_connection,
             "layernorm_placement output with fp32_residual_connection: no norm rounds what attention and MLP read",
@@ -202,6 +213,22 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
         unknown = set(self.recompute_modules) - {"core_attn", "mlp", "moe", "layernorm"}
         require(
             not unknown, f"recompute_modules names {sorted(unknown)}", "choose among core_attn, mlp, moe, layernorm"
+        )
+
+    def _check_base(self) -> None:
+        """Packed weights are frozen, and something else is trained."""
+        if self.lora_base is None:
+            return
+        require(self.lora_rank is not None, "lora_base without adapters: packed weights are frozen", "--lora-rank N")
+        require(
+            self.lora_base_bits in (4, 8),
+            f"lora_base with lora_base_bits {self.lora_base_bits}: how its weights are packed",
+            "give the flag --lora-base, which reads them; or lora_base_bits and lora_base_group_size",
+        )
+        require(
+            self.fp8_format is None,
+            f"lora_base with fp8_format {self.fp8_format}: packed weights are multiplied in params_dtype",
+            "drop --fp8-format",
         )
 
     def _check_attention(self) -> None:

@@ -64,30 +64,63 @@ class RewardConfig(ConversationConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillConfig(ConversationConfig):
-    """Distillation: a student learns the distribution of a teacher over the next token."""
+class RolloutConfig(Config):
+    """Answers that a model draws for its own training, and the engine that draws them."""
+
+    max_completion_length: int = opt(RUN, 16, "most tokens of an answer that is drawn", least=1)
+    rl_inference_tensor_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout on the same ranks", least=1)
+    rl_inference_pipeline_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout", least=1)
+    rl_inference_expert_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout", least=1)
+    rl_inference_dtype: str | None = opt(
+        RUN, None, "dtype of the engine's weights; default the trainer's", (None, "fp32", "bf16", "fp16")
+    )
+    rl_max_num_seqs: int = opt(LAYOUT, 64, "answers that an engine draws at once", least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillConfig(RolloutConfig, ConversationConfig):
+    """Distillation: a student learns the distribution of a teacher over the next token.
+
+    It learns from the answers of the lines, or with --lmbda on answers to their prompts that it draws itself before
+    each step, by an engine on the same ranks. Both models have the run's layout and one vocabulary.
+    """
 
     teacher: str = opt(TEACHER, "", "folder of the teacher: a published model, or checkpoints")
-    distill_divergence: str = opt(
+    lmbda: float = opt(
         RUN,
-        "forward",
-        "KL(teacher || student), which covers all that the teacher may say, or KL(student || teacher), which seeks "
-        "what it says most",
-        ("forward", "reverse"),
+        0.0,
+        "share of the rows whose answers the student draws itself: 0 learns from the answers that are given, 1 is "
+        "on-policy distillation",
+        least=0.0,
     )
-    distill_temperature: float = opt(RUN, 1.0, "of both distributions", above=0.0)
+    beta: float = opt(
+        RUN,
+        0.0,
+        "the divergence: 0 is KL(teacher || student), which covers all that the teacher may say, 1 is KL(student || "
+        "teacher), which seeks what it says most, between them lies the generalised Jensen-Shannon divergence",
+        least=0.0,
+    )
+    distill_temperature: float = opt(RUN, 1.0, "of both distributions, and of the student's draws", above=0.0)
     distill_label_weight: float = opt(RUN, 0.0, "share of the labels' cross entropy in the loss", least=0.0, below=1.0)
     distill_chunk: int = opt(HOW, 1024, "tokens of which the teacher's logits are held at once", least=1)
 
     def _check(self) -> None:
         require(bool(self.teacher), "distillation without a teacher", "--teacher FOLDER")
+        for name in ("lmbda", "beta"):
+            require(getattr(self, name) <= 1.0, f"{name} is {getattr(self, name)}", "a number from 0 to 1")
+        require(
+            not (self.lmbda and self.distill_label_weight),
+            f"distill_label_weight {self.distill_label_weight} with lmbda {self.lmbda}: the labels of an answer that "
+            "the student drew are its own",
+            "--distill-label-weight 0, or --lmbda 0",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPOConfig(Config):
+class GRPOConfig(RolloutConfig):
     """Reinforcement learning from rewards: the answers of a group to one prompt are compared with each other."""
 
-    environment: str = opt(RUN, "sums", "what is asked and rewarded: sums, format, guess, or MODULE:FUNCTION")
+    environment: str = opt(RUN, "sums", "what is asked and rewarded: sums, format, guess, code, or MODULE:FUNCTION")
     chat_template: str | None = opt(TEMPLATE, None, "Jinja file in place of the tokenizer's chat template")
     grpo_prompts_per_step: int = opt(RUN, 32, "prompts of a rollout", least=1)
     grpo_group_size: int = opt(RUN, 8, "answers to each prompt", least=2)
@@ -103,7 +136,6 @@ class GRPOConfig(Config):
     grpo_loss_type: str = opt(RUN, "dapo", "what is divided by what (posttraining/policy)", LOSS_TYPES)
     importance_sampling_level: str = opt(RUN, "token", "a ratio for each token, or GSPO's one", ("token", "sequence"))
     scale_rewards: str = opt(RUN, "group", "what advantages are divided by", ("group", "batch", "none"))
-    max_completion_length: int = opt(RUN, 16, "most tokens of an answer", least=1)
     rl_importance_sampling_mode: str | None = opt(
         RUN,
         None,
@@ -111,13 +143,6 @@ class GRPOConfig(Config):
         (None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
     rl_importance_sampling_truncation_coef: float = opt(RUN, 2.0, "limit of that correction", above=0.0)
-    rl_inference_tensor_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout on the same ranks", least=1)
-    rl_inference_pipeline_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout", least=1)
-    rl_inference_expert_model_parallel_size: int = opt(LAYOUT, 1, "of the engine's layout", least=1)
-    rl_inference_dtype: str | None = opt(
-        RUN, None, "dtype of the engine's weights; default the trainer's", (None, "fp32", "bf16", "fp16")
-    )
-    rl_max_num_seqs: int = opt(LAYOUT, 64, "answers that an engine draws at once", least=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -334,8 +334,11 @@ class RunConfig:
         return model.replace(vocab_size=vocab_size, max_position_embeddings=longest)
 
     def unmet(self, name: str) -> str:
-        """Why a field is not read in this run; "" where it is read (`same_model.unmet`)."""
-        return unmet(name, lambda other: getattr(getattr(self, SECTION_OF[other]), other))
+        """Why a field is not read in this run; "" where it is read (`same_model.unmet`).
+
+        A condition on a field of another task than the run's is met.
+        """
+        return unmet(name, lambda other: getattr(getattr(self, SECTION_OF[other]), other, True))
 
     def not_read(self, names: Collection[str]) -> tuple[str, ...]:
         """A line for each of these fields that is not read in this run."""

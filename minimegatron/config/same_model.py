@@ -30,7 +30,8 @@ NEEDS = {
     "yarn_correction_range_round_to_int": "rope_scaling_type=yarn",
     "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim": "multi_latent_attention",
     "mtp_loss_scaling_factor": "mtp_num_layers",
-    "lora_alpha lora_target_modules": "lora_rank",
+    "lora_alpha lora_target_modules lora_base": "lora_rank",
+    "lora_base_bits lora_base_group_size": "lora_base",
     "recompute_method recompute_num_layers": "recompute_granularity=full",
     "recompute_modules": "recompute_granularity=selective",
     "moe_router_bias_update_rate": "moe_router_enable_expert_bias",
@@ -64,6 +65,9 @@ NEEDS = {
     "cuda_graph_scope cuda_graph_warmup_steps": "cuda_graph_impl=local",
     "profile_step_start profile_step_end profile_ranks profile_dir": "profile",
     "corpus_path": "corpus",
+    "max_completion_length rl_max_num_seqs rl_inference_dtype": "lmbda",
+    "rl_inference_tensor_model_parallel_size rl_inference_pipeline_model_parallel_size": "lmbda",
+    "rl_inference_expert_model_parallel_size": "lmbda",
 }
 CONDITIONS = {name: conditions.split() for names, conditions in NEEDS.items() for name in names.split()}
 

@@ -15,7 +15,7 @@
 | `engine`        | requests in, tokens out                                                                       |
 | `generate`      | prompts in, continuations out                                                                 |
 | `loading`       | a published model or a checkpoint, as a model that generates                                  |
-| `packed`        | quantised weights that stay packed in memory                                                  |
+| `adapters`      | adapters of PEFT beside its layers, of which each request names one                           |
 | `awq`           | a model rescaled before it is quantised                                                       |
 | `refit`         | weights from a trainer's layout to an engine's                                                |
 | `detokenizer`   | ids to text as they come; stop strings                                                        |

@@ -6,13 +6,13 @@ computed and stored once.
 A page holds the keys and values of `page_size` consecutive tokens. These depend on the page's tokens *and on all tokens
 before them*, so a full page is identified by its content, (parent, tokens):
 
-    root        (version of the weights, salt)
+    root        (version of the weights, adapter, salt)
     page 7      (root, tokens 0 .. 15)                    serial 41
     page 2      (41,   tokens 16 .. 31)                   serial 42
 
 Each content gets a serial number that is never reused, and the next page names it as its parent. The table from content
 to page compares the tokens themselves, so a collision of hashes cannot mix up two contents. Another version of the
-weights or another salt (an adapter, a tenant) is another root, under which no older page is found.
+weights, another adapter or another salt (of a tenant) is another root, under which no older page is found.
 
     users of a page      0          1         2 ...
     not in the table     free       owned     shared by forks; copied before it is written
@@ -35,7 +35,7 @@ from collections.abc import Sequence as Items
 
 from minimegatron.errors import ConfigError
 
-Parent = int | tuple[int, str]  # serial of the page before, or the root
+Parent = int | tuple[int, str, str]  # serial of the page before, or the root
 Content = tuple[Parent, tuple[int, ...]]
 
 

@@ -18,7 +18,8 @@
 | a module whose `check_generation` raises                          | e.g. experts with a capacity: whether a token   |
 |                                                                   | is dropped depends on the rest of the batch     |
 | a layer without `inference_state`                                 | it caches nothing of earlier tokens             |
-| recorded or compiled steps with messages, `reads_device` or "mtp" | a CUDA graph can hold none of them              |
+| recorded or compiled steps with messages, `reads_device` (experts,| a CUDA graph can hold none of them              |
+| adapters of requests) or "mtp"                                    |                                                 |
 | speculative decoding with a layer that has a recurrent state      | the state cannot be rolled back to before a     |
 |                                                                   | rejected token                                  |
 
@@ -37,7 +38,7 @@ from typing import Any
 
 from minimegatron.comm.agree import gather_objects
 from minimegatron.cuda_graphs import Recorder
-from minimegatron.errors import ConfigError, DataError, MinimegatronError, NumericsError
+from minimegatron.errors import ConfigError, DataError, MinimegatronError, NumericsError, did_you_mean
 from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.grammar import Grammars
 from minimegatron.inference.paged_cache import PagedCache, bytes_per
@@ -48,6 +49,7 @@ from minimegatron.inference.scheduler import Chunk, Scheduler, Step
 from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence, check_request
 from minimegatron.inference.speculative import DraftLength, NGrams, SpeculativeConfig, check_can_propose
 from minimegatron.kernels.laid_out import lay_out
+from minimegatron.layers.loras import Adapters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +154,7 @@ class Engine:
         compiled: torch.compile these steps, each when it is first needed.
         draft: the draft model of the speculative method "draft_model"; in eval mode, in the layout of `model`.
         grammars: compiles the grammars of requests; without it a request with a grammar is refused.
+        adapters: those beside the model's layers (`inference/adapters`), of which a request may name one.
         scheduler_cls: the scheduler, or a subclass that overrides `schedule` (vLLM's name).
 
     Attributes:
@@ -175,6 +178,7 @@ class Engine:
         compiled: bool = False,
         draft: Any = None,
         grammars: Grammars | None = None,
+        adapters: Adapters | None = None,
         scheduler_cls: type[Scheduler] = Scheduler,
     ) -> None:
         check_can_generate(model)
@@ -195,7 +199,7 @@ class Engine:
                 'speculative method "mtp" with recorded or compiled steps: these hold no passes of its depths',
                 fix="neither recorder nor compiled",
             )
-        self.draft, self.grammars = draft, grammars
+        self.draft, self.grammars, self.adapters = draft, grammars, adapters
         models = [model] if draft is None else [model, draft]
         if draft is not None:
             check_can_generate(draft)
@@ -229,7 +233,7 @@ class Engine:
         )
         max_pages = -(-self.max_model_len // config.page_size)
         proposer = None if draft is None else Runner(stage_of(draft), others[0], max_pages)
-        self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer, self.heads)
+        self.runner = Runner(stage, cache, max_pages, recorder, compiled, proposer, self.heads, adapters)
         # With a recurrent state no prefix is reused: the state after the prefix is in no page.
         blocks = BlockManager(num_pages, config.page_size, config.enable_prefix_caching and not has_slots)
         self.scheduler = scheduler_cls(
@@ -252,8 +256,8 @@ class Engine:
         """Queue a request; a later `step` returns its first tokens. Called on rank 0 alone.
 
         Raises:
-            ConfigError: nothing to generate, a number out of range, a stop id outside the vocabulary, or a grammar
-                that cannot be compiled.
+            ConfigError: nothing to generate, a number out of range, a stop id outside the vocabulary, a grammar that
+                cannot be compiled, or an adapter that is not there.
             DataError: an empty prompt, an id outside the vocabulary, more tokens than `max_model_len` or the pages
                 hold, or the id of a request under way.
         """
@@ -269,6 +273,13 @@ class Engine:
         """Refuse a request that could never be computed; raises as `add_request`."""
         check_request(request, request_id, self.model.config.vocab_size)
         self.scheduler.check(request, request_id)
+        names = () if self.adapters is None else self.adapters.names
+        if request.adapter and request.adapter not in names:
+            raise ConfigError(
+                f"a request for the adapter {request.adapter!r}, and the engine has {', '.join(names) or 'none'}",
+                where=request_id,
+                fix=did_you_mean(request.adapter, names) or "load_adapters(model, ...), and Engine(..., adapters=...)",
+            )
         if request.grammar:
             if self.grammars is None:
                 raise ConfigError(

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from minimegatron.checkpoint.conversion import Model, fill
+from minimegatron.checkpoint.packed import keep_packed
 from minimegatron.comm.mesh import Mesh
-from minimegatron.inference.packed import keep_packed, packed_of
 from minimegatron.inference.refit import weights_of
 from minimegatron.layers.logical import materialize
+from minimegatron.layers.lora import packed_of
 from minimegatron.models.chunks import build_chunks
 
 
@@ -21,7 +22,7 @@ def load(model_folder: Model, mesh: Mesh, params_dtype: str, packed: bool = True
         model_folder: see `checkpoint.conversion.open_model`.
         mesh: the layout.
         params_dtype: "fp32", "bf16" or "fp16", of all weights that are not packed.
-        packed: keep int4 and int8 weights packed (`inference/packed`); otherwise they are dequantised.
+        packed: keep int4 and int8 weights packed (`checkpoint/packed`); otherwise they are dequantised.
 
     Raises:
         CheckpointError: the weights are not those of the configuration.

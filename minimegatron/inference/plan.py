@@ -91,6 +91,7 @@ class Batch:
         wanted: positions in the row whose logits are needed.
         copies, slot_copies: (from, to) pages and slots, copied before the forward pass.
         draft: number of the proposer's pass in this step; None: the model's own pass.
+        adapters: of each sequence, by name; "" for none. A proposer's pass has none.
     """
 
     tokens: tuple[int, ...]
@@ -104,6 +105,7 @@ class Batch:
     copies: tuple[tuple[int, int], ...] = ()
     slot_copies: tuple[tuple[int, int], ...] = ()
     draft: int | None = None
+    adapters: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +187,7 @@ def plan(step: Step, drafted: bool = False) -> Batch:
         scores=tuple(scores),
         copies=step.copies,
         slot_copies=step.slot_copies,
+        adapters=tuple(chunk.sequence.request.adapter for chunk in step.chunks),
     )
 
 

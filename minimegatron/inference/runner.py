@@ -41,6 +41,7 @@ from minimegatron.inference.plan import Batch, Result
 from minimegatron.inference.results import plain_and_changed, result_of, shares_of
 from minimegatron.inference.sampling import Rows, log_probabilities, sample
 from minimegatron.layers.inference_context import InferenceContext
+from minimegatron.layers.loras import Adapters
 from minimegatron.parallel.pipeline.execution import PendingTensors, Tensors
 
 WARMUP_STEPS = 3
@@ -63,6 +64,7 @@ class Runner:
         compiled: torch.compile decode steps.
         draft: the runner of a draft model; batches with `draft` set go to it.
         heads: the model's own depths (`models/mtp`) propose, and compute every token that the model computes.
+        adapters: those beside the model's layers, which are told who has which; None without.
     """
 
     def __init__(
@@ -74,10 +76,11 @@ class Runner:
         compiled: bool = False,
         draft: Runner | None = None,
         heads: bool = False,
+        adapters: Adapters | None = None,
     ) -> None:
         self.stage, self.cache, self.mesh = stage, cache, stage.mesh
         self.max_pages, self.recorder, self.compiled = max_pages, recorder, compiled
-        self.draft, self.heads = draft, heads
+        self.draft, self.heads, self.adapters = draft, heads, adapters
         self.shares: list[torch.Tensor | None] = []  # of a proposer: each pass's distributions; None if all greedy
         self.mail = PointToPoint(self.mesh) if self.mesh.pp.size > 1 else None
         self._recorded: dict[tuple[int, bool, bool], RecordedStep] = {}
@@ -197,6 +200,8 @@ class Runner:
             kept.append(0)
             tables.append((0,) * -(-short // self.cache.page_size))
             slots.append(0)
+        if self.adapters is not None:
+            self.adapters.choose(batch.adapters, new, self.cache.device)
         context = self.cache.context(new, kept, tables, slots)
         row = torch.tensor([tokens], device=self.cache.device)
         wanted = torch.tensor(batch.wanted or (0,), device=self.cache.device)

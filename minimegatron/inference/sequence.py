@@ -46,8 +46,10 @@ class Request:
         prompt_log_probs: the same for the prompt's tokens, from `prompt_log_probs_start` on.
         prompt_log_probs_start: index of the first prompt token scored, at least 1: token 0 has no logits before it.
         raw_log_probs: log-probabilities of softmax(logits), in place of softmax(logits / T).
-        salt: requests with different salts share no pages, e.g. those of different adapters or tenants.
+        salt: requests with different salts share no pages, e.g. those of different tenants.
         grammar: that every answer matches, see `inference/grammar.of_json_schema`; "" for none.
+        adapter: name of the engine's adapter that answers (`layers/loras`); "" for none. Requests with different ones
+            share no pages.
     """
 
     prompt: tuple[int, ...]
@@ -63,6 +65,7 @@ class Request:
     raw_log_probs: bool = False
     salt: str = ""
     grammar: str = ""
+    adapter: str = ""
 
 
 Ranked = tuple[tuple[int, float], ...]  # (id, log-probability), the most likely first
@@ -112,7 +115,7 @@ class Sequence:
     weight_version: int = 0
     cached: int = 0
     looked_at: int = 0
-    parent: int | tuple[int, str] = 0
+    parent: int | tuple[int, str, str] = 0
     proposed: list[int] = dataclasses.field(default_factory=list)
     lag: int = 0
     draft_length: Any = dataclasses.field(default=None, repr=False)

@@ -3,6 +3,7 @@
 | file                | contents                                                                                   |
 |---------------------|--------------------------------------------------------------------------------------------|
 | `ops.py`            | what layers call: a function for every operation, with its contract                        |
+| `interfaces.py`     | masks, and operations that are objects: what each implementation of them has               |
 | `choice.py`         | the table of implementations, and which of them computes                                   |
 | `plain.py`          | the operations by torch; attention is in `blockwise.py`                                    |
 | `reference.py`      | the specification of every kernel, in plain torch, any float dtype                         |

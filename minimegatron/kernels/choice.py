@@ -46,6 +46,7 @@ from minimegatron.kernels import (
     plain,
     pointwise,
     reference,
+    rope,
 )
 from minimegatron.kernels import cross_entropy as cross_entropy_kernel
 
@@ -93,11 +94,11 @@ TABLE = {
     "relu":               Row(None,               None,                       F.relu),
     "squared_relu":       Row(None,               None,                       plain.squared_relu),
     "silu":               Row(None,               None,                       F.silu),
-    "bias_gelu":          Row("activation",       pointwise.gelu_of,        plain.bias_gelu),
-    "rope":               Row("rope",             pointwise.turn,             plain.rope,
-                              _native(pointwise.turn),                        few_rows.rope),
-    "heads":              Row("rope",             pointwise.turned_heads,     plain.heads,
-                              pointwise.native_heads),
+    "bias_gelu":          Row("activation",       pointwise.gelu_of,          plain.bias_gelu),
+    "rope":               Row("rope",             rope.turn,                  plain.rope,
+                              _native(rope.turn),                             few_rows.rope),
+    "heads":              Row("rope",             rope.turned_heads,          plain.heads,
+                              rope.native_heads),
     "scaled_softmax":     Row("softmax",          pointwise.scaled_softmax,   reference.scaled_softmax),
     "flash_attention":    Row("flash_attention",  flash.plain,                blockwise.flash_attention,
                               _native(flash.plain)),
@@ -164,6 +165,11 @@ def in_inference(backend: str, file: str, *tensors: torch.Tensor | None) -> bool
     """Whether a kernel for CPUs computes without an operator around it: under inference mode, where nothing watches."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return False
+    return unobserved(backend, file, *tensors)
+
+
+def unobserved(backend: str, file: str, *tensors: torch.Tensor | None) -> bool:
+    """The same where no gradient is recorded, as inside of a function that has its own backward pass."""
     return not laid_out.observed() and _natively(backend, file, *tensors)
 
 

@@ -21,7 +21,7 @@ Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class CrossEntropyPart:
-    """See `ops.CrossEntropyPart`. Kept: the logits and one number a row."""
+    """See `interfaces.CrossEntropyPart`. Kept: the logits and one number a row."""
 
     native = False
 

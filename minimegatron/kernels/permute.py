@@ -55,7 +55,7 @@ def places_of(wanted: Tensor, row: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class Permutation:
-    """See `ops.Permutation`."""
+    """See `interfaces.Permutation`."""
 
     def __init__(self, tokens: Tensor, wanted: Tensor, row: Tensor, most: int) -> None:
         self._tokens = tokens

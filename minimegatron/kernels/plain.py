@@ -97,7 +97,7 @@ def heads(
 
 
 class CrossEntropyPart:
-    """See `ops.CrossEntropyPart`. Kept: exp(z - M) in fp32, 4 bytes a logit, which becomes the gradient in place."""
+    """See `interfaces.CrossEntropyPart`. Kept: exp(z - M) in fp32, 4 bytes a logit; the gradient overwrites it."""
 
     def __init__(self, logits: torch.Tensor, target: torch.Tensor, first: int, real: int) -> None:
         self.logits, self.target, self.first, self.real = logits, target, first, real
@@ -148,7 +148,7 @@ class CrossEntropyPart:
 
 
 class Permutation:
-    """See `ops.Permutation`."""
+    """See `interfaces.Permutation`."""
 
     def __init__(self, tokens: torch.Tensor, wanted: torch.Tensor, row: torch.Tensor, most: int) -> None:
         self._tokens = tokens

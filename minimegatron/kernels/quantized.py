@@ -28,7 +28,7 @@ The arithmetic is that of the package `compressed-tensors`, the oracle of the te
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -151,6 +151,8 @@ BLOCK = 256  # rows of a weight that are dequantised at a time for torch's produ
 class Packed:
     """A matrix [o, i] kept as packed words and scales; a linear layer has it in place of its parameter `weight`.
 
+    It has no gradient; `dgrad` takes one of y back to x, for adapters that learn in the layers before.
+
     Args:
         q: [o, i] int8.
         scale: [o, groups], from the group of the first column on, in the dtype of the file.
@@ -160,7 +162,10 @@ class Packed:
 
     Attributes:
         shape: (o, i).
+        param_layout: its place in the whole model, as of a parameter (`layers/param`).
     """
+
+    param_layout: Any = None
 
     def __init__(
         self, q: torch.Tensor, scale: torch.Tensor, scheme: Scheme, dtype: torch.dtype, first: int = 0
@@ -169,6 +174,16 @@ class Packed:
         self.shape, self.scheme, self.dtype, self.first = tuple(q.shape), scheme, dtype, first
         self.words, self._stored = pack(q, scheme.bits), scale.dtype
         self.scale = scale.float().contiguous()
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int], scheme: Scheme, dtype: torch.dtype, first: int = 0) -> Packed:
+        """Words and scales without numbers, on torch's current default device; arguments as above."""
+        (rows, columns), size = shape, scheme.group_size
+        groups = 1 if size is None else -(-(first % size + columns) // size)
+        made = cls(torch.empty(0, 0, dtype=torch.int8), torch.empty(0, groups), scheme, dtype, first)
+        made.shape, made.words = shape, torch.empty(rows, scheme.words(columns), dtype=torch.int32)
+        made.scale = torch.empty(rows, groups)
+        return made
 
     @property
     def nbytes(self) -> int:
@@ -196,21 +211,40 @@ class Packed:
         """
         (o, i), rows = self.shape, x.reshape(-1, x.shape[-1]).contiguous()
         n = len(rows)
-        by_a_kernel = by_a_kernel and self.dtype == torch.float32 and self._stored in (torch.float32, torch.bfloat16)
         out = rows.new_empty((n, o))
-        if by_a_kernel and n <= FEW:
+        if by_a_kernel and self._fits_kernel and n <= FEW:
             self._call("mm_quantized_linear", rows, self.words, self.scale, bias, out, n, o, i)
             return out.view(*x.shape[:-1], o)
-        room = rows.new_empty((min(BLOCK, o), i)) if by_a_kernel else None
+        for first, last, block in self._blocks(by_a_kernel):
+            out[:, first:last] = F.linear(rows, block, None if bias is None else bias[first:last])
+        return out.view(*x.shape[:-1], o)
+
+    def dgrad(self, dy: torch.Tensor, by_a_kernel: bool) -> torch.Tensor:
+        """dy [..., o] -> dy W, [..., i], blocks added in fp32 or wider; `by_a_kernel` as of `linear`."""
+        rows = dy.reshape(-1, dy.shape[-1])
+        wide = torch.promote_types(dy.dtype, torch.float32)
+        out = rows.new_zeros((len(rows), self.shape[1]), dtype=wide)
+        for first, last, block in self._blocks(by_a_kernel):
+            out += rows[:, first:last] @ block
+        return out.to(dy.dtype).view(*dy.shape[:-1], self.shape[1])
+
+    @property
+    def _fits_kernel(self) -> bool:
+        return self.dtype == torch.float32 and self._stored in (torch.float32, torch.bfloat16)
+
+    def _blocks(self, by_a_kernel: bool) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(first, last, these rows dequantised), one block after the other, which may lie where the last did."""
+        o, i = self.shape
+        room = None
+        if by_a_kernel and self._fits_kernel:
+            room = torch.empty((min(BLOCK, o), i), device=self.words.device)
         for first in range(0, o, BLOCK):
             last = min(o, first + BLOCK)
             if room is None:
-                block = self.numbers(first, last)
-            else:
-                block = room[: last - first]
-                self._call("mm_dequantize", self.words, self.scale, block, first, last - first, i)
-            out[:, first:last] = F.linear(rows, block, None if bias is None else bias[first:last])
-        return out.view(*x.shape[:-1], o)
+                yield first, last, self.numbers(first, last)
+                continue
+            self._call("mm_dequantize", self.words, self.scale, room, first, last - first, i)
+            yield first, last, room[: last - first]
 
     def _call(self, name: str, *arguments: Any) -> None:
         call: Callable[..., Any] = operators.library("quantized", "cpu").call

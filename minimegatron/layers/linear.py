@@ -40,7 +40,8 @@ from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import ALONE, Axis
-from minimegatron.kernels import ops, products
+from minimegatron.kernels import choice, ops, products
+from minimegatron.kernels.quantized import Packed
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.wgrad import WeightGradStore, accumulate_wgrad, fused_accumulator, wgrad
 
@@ -97,6 +98,23 @@ class _SplitLinearFunction(LinearFunction):
         return reduce.wait(), dw, db, None, None, None
 
 
+class PackedLinearFunction(torch.autograd.Function):
+    """`LinearFunction` of a packed matrix (`kernels/quantized`), which is frozen: the backward pass has dgrad alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, tp: Axis, sequence_parallel: bool
+    ) -> torch.Tensor:
+        ctx.weight, ctx.tp, ctx.sequence_parallel = weight, tp, sequence_parallel
+        x = gather_input(x, tp, sequence_parallel).wait()
+        return weight.linear(x, bias, choice.unobserved("auto", "quantized", x))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        dgrad = ctx.weight.dgrad(grads[0], choice.unobserved("auto", "quantized", grads[0]))
+        return reduce_dgrad(dgrad, ctx.tp, ctx.sequence_parallel).wait(), None, None, None, None
+
+
 def gather_input(x: torch.Tensor, tp: Axis, sequence_parallel: bool) -> c.Work:
     """Begin to gather a column layer's x, of which each rank has [s/t, ...] with sequence parallelism."""
     return c.all_gather_start(x, tp) if sequence_parallel else c.Work(x)
@@ -109,7 +127,7 @@ def reduce_dgrad(dgrad: torch.Tensor, tp: Axis, sequence_parallel: bool) -> c.Wo
 
 def linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Packed,
     bias: torch.Tensor | None = None,
     tp: Axis = ALONE,
     sequence_parallel: bool = False,
@@ -127,6 +145,9 @@ def linear(
     if not torch.is_grad_enabled():
         x = gather_input(x, tp, sequence_parallel).wait() if sequence_parallel else x
         return ops.linear(x, weight, bias)
+    if isinstance(weight, Packed):
+        assert bias is None or not bias.requires_grad, "beside a packed matrix adapters alone are trained"
+        return PackedLinearFunction.apply(x, weight, bias, tp, sequence_parallel)  # type: ignore[no-any-return]
     if tp.size == 1 and store is None and fused_accumulator(weight) is None and not products.by_onednn(x, weight):
         return F.linear(x, weight, bias)
     if store is None and x.requires_grad and weight.requires_grad:

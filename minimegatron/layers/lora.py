@@ -17,6 +17,10 @@ alone, because B is 0.
 and a B for each of them. So a packed layer has n = 3 or 2 times r rows of A, and a row of B belongs to one part: it is
 multiplied by that part's r numbers (`spread`). Then ours are theirs, with other rows (`checkpoint/peft`).
 
+**Packed weights** (QLoRA). W is frozen, so only its products with x and dy are needed (`linear.PackedLinearFunction`),
+and it may stay packed in 4 or 8 bits, beside adapters in the model's own precision (Dettmers et al. 2023, arXiv
+2305.14314; their 4 bits are NF4, ours are whole numbers with a scale for each group).
+
 **Merged**, W + (alpha / r) B A computes the same without a second product; it is exact up to rounding, and undone by
 subtracting.
 
@@ -25,6 +29,7 @@ Hu et al. 2021 (arXiv 2106.09685). PEFT: `peft/tuners/lora/layer.py`. Megatron-B
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -36,7 +41,8 @@ from torch import nn
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.axis import Axis
-from minimegatron.errors import ConfigError, require
+from minimegatron.errors import ConfigError
+from minimegatron.kernels.quantized import Packed, Scheme
 from minimegatron.layers.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from minimegatron.layers.moe.layer import Experts
 from minimegatron.layers.param import Init, ParamLayout, layout_of, new_parameter
@@ -60,8 +66,7 @@ class Lora(nn.Module):
 
     def __init__(self, layer: ParallelLinear, rank: int, alpha: float) -> None:
         super().__init__()
-        weight = layer.weight
-        assert isinstance(weight, nn.Parameter)
+        weight: Any = layer.weight  # a parameter, or packed
         whole = layout_of(weight)
         self.tp: Axis = layer.tp  # type: ignore[assignment]
         self.sequence_parallel: bool = layer.sequence_parallel  # type: ignore[assignment]
@@ -81,13 +86,7 @@ class Lora(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What is added to the layer's y: column [s', b, i] -> [s, b, o/t], row [s, b, i/t] -> [s', b, o]."""
-        u = F.linear(x, self.lora_A)
-        if self.is_column:
-            u = c.gather_from_sequence_region(u, self.tp) if self.sequence_parallel else c.copy_to_region(u, self.tp)
-        elif self.sequence_parallel:
-            u = c.reduce_scatter_to_sequence_region(u, self.tp)
-        else:
-            u = c.reduce_from_region(u, self.tp)
+        u = over_tp(F.linear(x, self.lora_A), self.tp, self.is_column, self.sequence_parallel)
         return self.scale * F.linear(u, self.spread())
 
     def spread(self) -> torch.Tensor:
@@ -97,6 +96,13 @@ class Lora(nn.Module):
     def product(self) -> torch.Tensor:
         """(alpha / r) B A, this rank's part of it, as the layer's weight is cut."""
         return self.scale * (self.spread() @ self.lora_A)
+
+
+def over_tp(u: torch.Tensor, tp: Axis, is_column: bool, sequence_parallel: bool) -> torch.Tensor:
+    """u = x A^T between the two products, as the table above says: column [s', b, r] -> [s, b, r], row its inverse."""
+    if is_column:
+        return c.gather_from_sequence_region(u, tp) if sequence_parallel else c.copy_to_region(u, tp)
+    return c.reduce_scatter_to_sequence_region(u, tp) if sequence_parallel else c.reduce_from_region(u, tp)
 
 
 def spread(b: torch.Tensor, part_of_row: np.ndarray, parts: int) -> torch.Tensor:
@@ -120,6 +126,9 @@ def part_of_rows(layout: ParamLayout) -> np.ndarray:
 class ExpertLora(nn.Module):
     """The same for a stack of experts: A [E, r, i] and B [E, o, r], for the experts of this rank.
 
+    Over etp they are cut as over tp: B as the rows of fc1, A as the columns of fc2. All ranks of etp have the same
+    tokens, and each its own part of a sum, so the gradient of what is whole is summed over etp.
+
     Args:
         weight: the stack [E', o, i].
         rank, alpha: as in `Lora`.
@@ -129,11 +138,15 @@ class ExpertLora(nn.Module):
         super().__init__()
         whole = layout_of(weight)
         (e, o, i), self.scale = whole.shape, alpha / rank
-        rows = part_of_rows(whole.one_expert)
-        self.parts, self.part_of_row = int(rows.max()) + 1, rows
-        start = Init(std=1 / math.sqrt(i))
-        a = ParamLayout((e, self.parts * rank, i), init=start, experts=whole.experts, added=True)
+        of_rows, inputs_cut = part_of_rows(whole.one_expert), whole.dim == 2
+        here = ((0, o),) if inputs_cut else whole.parts[whole.rank]
+        self.parts = int(of_rows.max()) + 1
+        self.part_of_row = np.concatenate([of_rows[first:last] for first, last in here])
+        a = ParamLayout((e, self.parts * rank, i), init=Init(std=1 / math.sqrt(i)), experts=whole.experts, added=True)
         b = ParamLayout((e, o, rank), experts=whole.experts, added=True)
+        cut: dict[str, Any] = {"dim": whole.dim, "parts": whole.parts, "rank": whole.rank}
+        a = dataclasses.replace(a, **(cut if inputs_cut else {"partial": "experts"}))
+        b = dataclasses.replace(b, **({"partial": "experts"} if inputs_cut else cut))
         self.lora_A, self.lora_B = new_parameter(a, weight.dtype), new_parameter(b, weight.dtype)
 
     def product(self) -> torch.Tensor:
@@ -145,18 +158,13 @@ def add_lora(stage: nn.Module, config: TransformerConfig) -> None:
     """Give the layers that `lora_target_modules` names their thin matrices.
 
     Raises:
-        ConfigError: on all ranks; a layer computes by another library, or experts are cut over etp.
+        ConfigError: on all ranks; a layer computes by another library.
     """
     if config.lora_rank is None:
         return
     rank, alpha = config.lora_rank, config.lora_alpha
     for name, module in list(stage.named_modules()):
         if isinstance(module, Experts) and "experts" in config.lora_target_modules:
-            require(
-                module.etp.size == 1,
-                f"lora_target_modules experts with expert_tensor_parallel_size {module.etp.size}",
-                "--expert-tensor-parallel-size 1: ep shares whole experts",
-            )
             module.lora1 = ExpertLora(module.weight1, rank, alpha)
             module.lora2 = ExpertLora(module.weight2, rank, alpha)
         elif name.rpartition(".")[2] in config.lora_target_modules:
@@ -168,11 +176,46 @@ def add_lora(stage: nn.Module, config: TransformerConfig) -> None:
             module.lora = Lora(module, rank, alpha)
 
 
-def adapted(model: nn.Module) -> Iterator[tuple[nn.Parameter, Any]]:
+NUMBERS = "linear_kv_up_proj"  # a matrix whose halves are used separately, and which is not packed
+
+
+def scheme_of_base(config: TransformerConfig) -> Scheme:
+    """How the matrices of a model with `lora_base` are packed."""
+    assert config.lora_base_bits is not None, "the configuration has checked it"
+    return Scheme("int", config.lora_base_bits, config.lora_base_group_size)
+
+
+def pack_base(stage: nn.Module, config: TransformerConfig) -> None:
+    """Replace the matrices of linear layers by packed ones, which `checkpoint/packed.read_base` fills."""
+    if config.lora_base is None:
+        return
+    scheme = scheme_of_base(config)
+    for name, module in stage.named_modules():
+        if not isinstance(module, ParallelLinear) or name.rpartition(".")[2] == NUMBERS:
+            continue
+        assert isinstance(module.weight, nn.Parameter)
+        layout, dtype = layout_of(module.weight), module.weight.dtype
+        first = layout.parts[layout.rank][0][0] if layout.dim == 1 else 0
+        packed = Packed.empty(layout.local_shape, scheme, dtype, first)  # type: ignore[arg-type]
+        packed.param_layout = layout
+        del module.weight
+        module.weight = packed  # type: ignore[assignment]
+
+
+def packed_of(model: nn.Module) -> list[Packed]:
+    """The packed weights of a model."""
+    return [module.weight for module in model.modules() if isinstance(getattr(module, "weight", None), Packed)]  # type: ignore[misc]
+
+
+def packed_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Their words and scales."""
+    return [tensor for packed in packed_of(model) for tensor in (packed.words, packed.scale)]
+
+
+def adapted(model: nn.Module) -> Iterator[tuple[Any, Any]]:
     """(weight, its `Lora` or `ExpertLora`) of every layer that has one."""
     for module in model.modules():
         if isinstance(module, ParallelLinear) and module.lora is not None:
-            assert isinstance(module.weight, nn.Parameter)
             yield module.weight, module.lora
         elif isinstance(module, Experts) and module.lora1 is not None:
             yield from ((module.weight1, module.lora1), (module.weight2, module.lora2))
@@ -180,6 +223,15 @@ def adapted(model: nn.Module) -> Iterator[tuple[nn.Parameter, Any]]:
 
 @torch.no_grad()
 def merge(model: nn.Module, sign: float = 1.0) -> None:
-    """Add every adapter's product to its weight; with sign -1 subtract it. The adapters stay as they are."""
+    """Add every adapter's product to its weight; with sign -1 subtract it. The adapters stay as they are.
+
+    Raises:
+        ConfigError: a weight is packed: a sum is no multiple of its scales.
+    """
+    if packed_of(model):
+        raise ConfigError(
+            "adapters beside packed weights are not merged: the sum is no multiple of the scales",
+            fix="minimegatron lora merge --dequantize, which merges them into the dequantised weights",
+        )
     for weight, lora in adapted(model):
         weight.add_(lora.product().to(weight.dtype), alpha=sign)

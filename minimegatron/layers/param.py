@@ -24,6 +24,7 @@ From the layout follow
 | ""           | complete: every tp rank computed the same number                                               |
 | "sequence"   | the sum over its own tokens with sequence parallelism: norms, row biases, positions             |
 | "heads"      | the sum over its own heads: the norms of queries and keys                                       |
+| "experts"    | its own part of a sum over etp: one of the two adapters of an expert's matrix                   |
 
 Megatron-LM keeps this in attributes of the parameter (`tensor_model_parallel`, `partition_dim`, `sequence_parallel`,
 `shared`) and finds the norms of queries and keys by a substring of their name.
@@ -168,13 +169,18 @@ def layout_of(param: torch.Tensor) -> ParamLayout:
     return getattr(param, "param_layout", None) or ParamLayout(tuple(param.shape))
 
 
+def logical_name(name: str) -> str:
+    """The logical name of a module or parameter: wrappers and the chunks of a pipeline add nothing to it."""
+    return _WRAPPERS.sub("", name)
+
+
 def logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """(logical name, parameter): names are the same in every layout because layers are named by their global number.
 
-    Wrappers and the chunks of a pipeline add nothing to a name, and a tied copy has the name of its original.
+    A tied copy has the name of its original.
     """
     for name, param in model.named_parameters():
-        yield layout_of(param).tied_to or _WRAPPERS.sub("", name), param
+        yield layout_of(param).tied_to or logical_name(name), param
 
 
 def logical_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -182,7 +188,7 @@ def logical_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for where, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                yield _WRAPPERS.sub("", f"{where}.{name}"), buffer
+                yield logical_name(f"{where}.{name}"), buffer
 
 
 def copy_axes(layout: ParamLayout, mesh: Mesh) -> tuple[Axis, ...]:

@@ -236,7 +236,7 @@ def count_parameters(config: TransformerConfig, active: bool = False) -> int:
         active: of the experts count only the k that a token passes.
     """
     with torch.device("meta"):
-        model = build_stage(config.replace(transformer_impl="local"), Mesh.serial())
+        model = build_stage(config.replace(transformer_impl="local", lora_base=None), Mesh.serial())
     count = 0
     for _, param in logical_parameters(model):
         layout = layout_of(param)

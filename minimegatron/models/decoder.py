@@ -42,7 +42,7 @@ from minimegatron.layers.embedding import LanguageModelEmbedding
 from minimegatron.layers.inference_context import InferenceContext, StateSpec
 from minimegatron.layers.linear import ColumnParallelLinear, linear
 from minimegatron.layers.logical import initialize
-from minimegatron.layers.lora import add_lora
+from minimegatron.layers.lora import add_lora, pack_base
 from minimegatron.layers.loss import vocab_parallel_cross_entropy
 from minimegatron.layers.param import Init
 from minimegatron.layers.rope import RotaryEmbedding
@@ -110,6 +110,7 @@ class GPTModel(nn.Module):
         self.mtp: Any = None if predictions is None else build_module(predictions, config, mesh, spec, rng)
         switch_precision(self, self.decoder, config, mesh)
         add_lora(self, config)
+        pack_base(self, config)
         self.value_head = ValueHead(config, mesh) if config.value_head and post_process else None
         self.output_layer = None
         self.wgrad_store: WeightGradStore | None = None

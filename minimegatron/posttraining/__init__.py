@@ -13,6 +13,9 @@ optimizer and the checkpoints are those of pre-training.
 | `preferences`   | losses of pairs of answers: DPO and its relatives                                         |
 | `policy`        | advantages, ratios, clipping; what a loss of tokens is divided by                         |
 | `environments`  | what is asked, and what an answer is worth                                                |
+| `programs`, `limited`, `limited_child` | functions to be written; an answer that is run, and what it may use |
 | `rollouts`      | answers drawn by the engine in a layout of its own, as a training set                     |
+| `on_policy`     | rows whose answers the student draws, for a teacher to score                              |
+| `prune`         | the parts of a model that a text uses most, as a smaller model; no task                   |
 | `sft`, `dpo`, `reward`, `grpo`, `ppo`, `distill` | the tasks; `tasks` has them by the names of their commands   |
 """

@@ -3,15 +3,16 @@
     prompts(split) -> tasks               a task has a prompt, as a text or messages, and what the verifier needs
     turn(task, answers) -> Turn           after each answer of the model: the reward, or the next message
 
-A verifier is a program, not a model: it parses an answer and never evaluates it. Rewards of different parts (a right
-answer, a right form) are added. An environment may go on for several turns; what it says between them is not the
-model's, and no loss counts it.
+A verifier is a program, not a model: it parses an answer and never evaluates it, but for `code`, which runs it in a
+child with limits (`limited`). Rewards of different parts (a right answer, a right form) are added. An environment may
+go on for several turns; what it says between them is not the model's, and no loss counts it.
 
 | `--environment` | a prompt             | reward                                                                   |
 |-----------------|----------------------|--------------------------------------------------------------------------|
 | `sums`          | `7+5=`               | 1 for exactly the sum, else 0                                            |
 | `format`        | `cat:`               | a third for each of `<`, the word and one `>` at the end                 |
 | `guess`         | a digit to be found  | 1 when it is found; a wrong guess is answered by `higher` or `lower`     |
+| `code`          | write a function     | 1 if its values are right for visible and hidden arguments               |
 | module:function | what it returns      | what it returns                                                          |
 
 Megatron-LM: `megatron/rl/agent`, and the environments of `examples/rl`.
@@ -33,11 +34,11 @@ class Problem:
     """One thing to ask.
 
     Attributes:
-        prompt: text, or messages for the chat template.
+        prompt: text, messages for the chat template, or ids.
         answer: what the verifier compares with.
     """
 
-    prompt: str | tuple[dict[str, str], ...]
+    prompt: str | tuple[Any, ...]
     answer: str = ""
 
 
@@ -48,10 +49,12 @@ class Turn:
     Attributes:
         reward: of this answer; those of all turns are added.
         said: what the model reads next; "" ends the episode.
+        reason: why the reward is not whole, for the log.
     """
 
     reward: float
     said: str = ""
+    reason: str = ""
 
 
 class Environment(Protocol):
@@ -62,8 +65,17 @@ class Environment(Protocol):
         ...
 
     def turn(self, problem: Problem, answers: Sequence[str]) -> Turn:
-        """The reward of the last of the model's answers so far, and what is said to it."""
+        """The reward of the last of the model's answers so far, and what is said to it.
+
+        An environment that judges many at once has a method `turns` as well: [(problem, answers)] -> [Turn].
+        """
         ...
+
+
+def judge(environment: Environment, played: Sequence[tuple[Problem, Sequence[str]]]) -> list[Turn]:
+    """What an environment says to each of many answers."""
+    together = getattr(environment, "turns", None)
+    return [environment.turn(*each) for each in played] if together is None else together(played)
 
 
 class Sums:
@@ -112,18 +124,25 @@ class Guess:
         return Turn(0.0, " higher " if guess < problem.answer else " lower ")
 
 
-ENVIRONMENTS: dict[str, Callable[[], Environment]] = {"sums": Sums, "format": Format, "guess": Guess}
+ENVIRONMENTS: dict[str, Callable[[], Environment] | str] = {
+    "sums": Sums,
+    "format": Format,
+    "guess": Guess,
+    "code": "minimegatron.posttraining.programs:Code",
+}
 
 
 def environment(name: str) -> Environment:
     """The environment of `--environment`.
 
     Raises:
-        ConfigError: there is none of this name, or the module or function does not exist.
+        ConfigError: there is none of this name, the module or function does not exist, or the machine cannot limit
+            programs.
     """
-    if name in ENVIRONMENTS:
-        return ENVIRONMENTS[name]()
-    module, colon, function = name.partition(":")
+    known = ENVIRONMENTS.get(name, name)
+    if not isinstance(known, str):
+        return known()
+    module, colon, function = known.partition(":")
     if not colon:
         raise ConfigError(
             f"--environment {name}: no such environment",

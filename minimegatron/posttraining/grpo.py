@@ -3,13 +3,17 @@
 The formulas are in `policy`, the rollouts in `rollouts`; this file is the task that joins them. A rollout serves
 N / global batch size steps, times `--grpo-iterations`; with one step a rollout the ratio is 1 by definition, and
 log-probabilities of the old policy need no pass of their own.
+
+Each `--eval-interval` the model answers the problems that are held out, taking the likeliest token, and the mean reward
+is what checkpoints are compared by.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,12 +24,14 @@ from minimegatron.checkpoint.regions import Logical
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.gpt_dataset import Batch
+from minimegatron.errors import ConfigError
+from minimegatron.inference.sampling import SamplingParams
 from minimegatron.layers.loss import vocab_parallel_entropy
 from minimegatron.layers.param import logical_parameters
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.posttraining.conversations import Encoder
 from minimegatron.posttraining.data import chosen, template_of, tokenizer_of
-from minimegatron.posttraining.environments import Environment, environment
+from minimegatron.posttraining.environments import Environment, Problem, environment
 from minimegatron.posttraining.policy import PolicyLoss, group_advantages, importance_weights
 from minimegatron.posttraining.rollouts import Episode, Rollouts, Sampler
 from minimegatron.posttraining.scoring import label_log_probs, log_probs
@@ -38,6 +44,7 @@ from minimegatron.training.run_state import RunState, model_weights
 from minimegatron.training.step import Loss, LossFunc
 from minimegatron.training.task import Task
 
+GREEDY_REWARD = "greedy reward"
 OLD, ENGINE, ROUNDED, REFERENCE = "old_log_probs", "engine_log_probs", "rounded_log_probs", "reference_log_probs"
 
 
@@ -91,15 +98,44 @@ class GRPO(Task):
 
     def begin(self, state: RunState, data: RunData, say: Callable[[str], None]) -> Sequence[Observer]:
         self.model_config = state.run.model
-        encoder = Encoder(data.tokenizer, template_of(state.run, data.tokenizer))
-        sampler = Sampler(state.run, state, data.tokenizer, encoder, self.environment)
+        task, encoder = self.config, Encoder(data.tokenizer, template_of(state.run, data.tokenizer))
+        sampling = SamplingParams(task.grpo_default_temperature, top_p=task.grpo_default_top_p)
+        sampler = Sampler(state.run, state, data.tokenizer, partial(prompt_ids, encoder), self.environment, sampling)
         if self.config.grpo_kl_beta:
             self.reference = build_replica(state.run, state.mesh)
         if ROUNDED in self.rollouts.numbers:
             model = state.run.model.replace(params_dtype=self.config.rl_inference_dtype)
             self.rounded = build_replica(dataclasses.replace(state.run, model=model), state.mesh)
         self.observer = RolloutObserver(self, state, sampler, say)
+        self.held_out = self.environment.problems(held_out=True)[: self.evaluated]
+        if self.run.training.eval_interval and not self.held_out:
+            raise ConfigError(
+                f"eval_interval with environment {self.config.environment}: it holds no problem out",
+                fix="another --environment, or no --eval-interval",
+            )
         return [self.observer]
+
+    @property
+    def evaluated(self) -> int:
+        """Most held-out problems of an evaluation; a batch of one is the prompts of a rollout."""
+        return self.run.training.eval_iters * self.config.grpo_prompts_per_step
+
+    def evaluate(self, split: str) -> dict[str, float] | None:
+        """The mean reward of greedy answers to the problems that are held out, the same ones each time."""
+        if split != "validation" or not self.evaluated:
+            return None
+        sampler = self.observer.sampler
+        sampler.take_weights()
+        episodes = sampler.play(self.held_out, 1, 0, greedy=True)
+        count = len(episodes)
+        return {
+            GREEDY_REWARD: sum(episode.reward for episode in episodes) / count,
+            "greedy length": sum(sum(episode.drawn) for episode in episodes) / count,
+        }
+
+    def score(self, found: Mapping[str, float]) -> float:
+        """Minus the reward."""
+        return -found[GREEDY_REWARD]
 
     def tensors(self) -> dict[str, torch.Tensor | Logical]:
         found: dict[str, torch.Tensor | Logical] = {**self.rollouts.tensors()}
@@ -165,6 +201,12 @@ class GRPO(Task):
         groups = rewards.view(task.grpo_prompts_per_step, task.grpo_group_size)
         advantages = group_advantages(groups, task.scale_rewards).reshape(-1, 1)
         rollouts.numbers["advantages"].copy_(advantages * drawn)
+
+
+def prompt_ids(encoder: Encoder, problem: Problem) -> list[int]:
+    """The ids of what an environment asks."""
+    asked = problem.prompt if isinstance(problem.prompt, str) else list(problem.prompt)
+    return encoder.prompt({"prompt": asked})
 
 
 class Answers:
@@ -265,6 +307,9 @@ class RolloutObserver(Observer):
             f"rollout {number}: {len(episodes)} answers to {len(problems)} prompts, reward {rewards.mean():.3f} "
             f"+- {rewards.std():.3f}, {cut} cut, {time.monotonic() - began:.1f} s"
         )
+        reasons = collections.Counter(episode.reason.partition(":")[0] for episode in episodes if episode.reason)
+        if reasons:
+            self.say(f"rewards of 0: {', '.join(f'{count} {reason}' for reason, count in reasons.most_common(5))}")
 
     def _score(self) -> None:
         """Log-probabilities of what was drawn, by the policy, if it is needed, and by the reference."""

@@ -33,13 +33,14 @@ Megatron-LM: `get_rollout_data`, `prepare_data_for_update` in `megatron/rl/rl_ut
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from minimegatron.checkpoint.packed import read_base
 from minimegatron.checkpoint.regions import Logical
-from minimegatron.comm.agree import gather_objects
+from minimegatron.comm.agree import gather_objects, on_all_ranks
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.config.run import RunConfig
@@ -53,8 +54,7 @@ from minimegatron.inference.sequence import FinishReason, Request
 from minimegatron.layers.logical import materialize
 from minimegatron.models.chunks import build_chunks
 from minimegatron.models.spec import spec_from_name
-from minimegatron.posttraining.conversations import Encoder
-from minimegatron.posttraining.environments import Environment, Problem
+from minimegatron.posttraining.environments import Environment, Problem, Turn, judge
 from minimegatron.training.run_state import RunState, model_weights
 
 
@@ -71,6 +71,7 @@ class Episode:
         reward: of all turns.
         over: the environment has ended it.
         cut: the last answer has no stop id: it was cut at the longest length.
+        reason: why the last answer's reward is not whole; "" where the environment does not say.
     """
 
     problem: Problem
@@ -81,33 +82,42 @@ class Episode:
     reward: float = 0.0
     over: bool = False
     cut: bool = False
+    reason: str = ""
 
 
 class Sampler:
     """Plays episodes with the policy's weights, in a layout of its own; all ranks call it together.
 
     Args:
-        run: the run; `task` has layout, temperature and lengths.
+        run: the run; `task` has the layout and the lengths (`RolloutConfig`).
         state: whose weights it takes.
-        tokenizer: of prompts and answers.
-        encoder: prompts to ids.
+        tokenizer: of the answers.
+        prompt: a problem to the ids that the model continues.
         environment: judges the answers.
+        sampling: how a token is drawn.
 
     Attributes:
         engine: this rank's engine.
     """
 
     def __init__(
-        self, run: RunConfig, state: RunState, tokenizer: Tokenizer, encoder: Encoder, environment: Environment
+        self,
+        run: RunConfig,
+        state: RunState,
+        tokenizer: Tokenizer,
+        prompt: Callable[[Problem], Sequence[int]],
+        environment: Environment,
+        sampling: SamplingParams,
     ) -> None:
         self.task, self.state, self.tokenizer = run.task, state, tokenizer
-        self.encoder, self.environment = encoder, environment
+        self.prompt, self.environment, self.sampling = prompt, environment, sampling
         mesh = Mesh.build(inference_layout(run, state.mesh.world.size))
         self.dtype = self.task.rl_inference_dtype or run.model.params_dtype
         config = run.model.replace(params_dtype=self.dtype, hidden_dropout=0.0, attention_dropout=0.0, value_head=False)
         with torch.device("meta"):
             model = build_chunks(config, mesh, spec_from_name(run.spec, config))
         materialize(model, mesh.device)
+        on_all_ranks(lambda: read_base(model, config), mesh.world)
         longest = run.data.seq_length + 1
         sizes = EngineConfig(max_model_len=longest, max_num_seqs=self.task.rl_max_num_seqs,
                              max_num_batched_tokens=max(512, self.task.rl_max_num_seqs))  # fmt: skip
@@ -148,8 +158,7 @@ class Sampler:
     ) -> dict[int, list[Episode]]:
         groups = {}
         for number, problem in zip(numbers, problems, strict=True):
-            asked = problem.prompt if isinstance(problem.prompt, str) else list(problem.prompt)
-            prompt = self.encoder.prompt({"prompt": asked})
+            prompt = self.prompt(problem)
             n = len(prompt)
             groups[number] = [Episode(problem, list(prompt), [False] * n, [0.0] * n) for _ in range(answers)]
         turn = 0
@@ -159,8 +168,6 @@ class Sampler:
         return groups
 
     def _one_turn(self, playing: list[tuple[int, int, Episode]], seed: int, turn: int, greedy: bool) -> None:
-        task = self.task
-        sampling = GREEDY if greedy else SamplingParams(task.grpo_default_temperature, top_p=task.grpo_default_top_p)
         requests = []
         for number, answer, episode in playing:
             room = self.longest - len(episode.ids)
@@ -173,22 +180,24 @@ class Sampler:
             requests.append(
                 Request(
                     tuple(episode.ids),
-                    min(task.max_completion_length, room),
-                    sampling,
+                    min(self.task.max_completion_length, room),
+                    GREEDY if greedy else self.sampling,
                     self.stop_ids,
                     seed=draw_seed(seed, number, answer, turn),
                     log_probs=0,
                 )
             )
-        for (_, _, episode), (made,) in zip(playing, self.engine.complete(requests), strict=True):
+        drawn = [made for (made,) in self.engine.complete(requests)]
+        for (_, _, episode), made in zip(playing, drawn, strict=True):
+            text = made.answer[:-1] if made.reason is FinishReason.STOP else made.answer
+            episode.answers.append(self.tokenizer.detokenize(text))
+        for (_, _, episode), made, told in zip(playing, drawn, self._judged(playing), strict=True):
             stopped = made.reason is FinishReason.STOP
             episode.ids += made.answer
             episode.drawn += [True] * len(made.answer)
             episode.log_probs += made.log_probs
-            text = made.answer[:-1] if stopped else made.answer
-            episode.answers.append(self.tokenizer.detokenize(text))
-            told = self.environment.turn(episode.problem, episode.answers)
             episode.reward += told.reward
+            episode.reason = told.reason
             said = self.tokenizer.tokenize(told.said) if told.said and stopped else []
             episode.cut = not stopped
             episode.over = not said or len(episode.ids) + len(said) >= self.longest
@@ -196,6 +205,20 @@ class Sampler:
                 episode.ids += said
                 episode.drawn += [False] * len(said)
                 episode.log_probs += [0.0] * len(said)
+
+    def _judged(self, playing: Sequence[tuple[int, int, Episode]]) -> list[Turn]:
+        """What the environment says, on every rank what it has said on one: a program need not end twice alike."""
+        runner = self.engine.runner
+        turns: list[Turn] | Exception = []
+        if runner.leads:
+            try:
+                turns = judge(self.environment, [(episode.problem, episode.answers) for _, _, episode in playing])
+            except Exception as error:  # the other ranks wait for what is said
+                turns = error
+        turns = runner.tell(turns)
+        if isinstance(turns, Exception):
+            raise turns
+        return turns
 
 
 def draw_seed(seed: int, number: int, answer: int, turn: int) -> int:

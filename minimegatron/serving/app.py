@@ -4,7 +4,7 @@
 |-----------------------------|---------------------------------------------------------------------|---------------|
 | `POST /v1/completions`      | the continuation of a text                                          | 401           |
 | `POST /v1/chat/completions` | the next message of a conversation                                  | 401           |
-| `GET /v1/models`            | the model's name and `max_model_len`                                | 401           |
+| `GET /v1/models`            | names of the model and its adapters, `max_model_len`                | 401           |
 | `GET /metrics`              | Prometheus metrics                                                  | 401           |
 | `GET /health`               | 200 if a request would be served, else 503                          | answers       |
 | `GET /`                     | the chat page, which asks for the key                               | answers       |
@@ -107,12 +107,12 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [service.model()]})
+        return json_response({"object": "list", "data": [service.model(name) for name in service.names]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         service.check_model(name)
-        return json_response(service.model())
+        return json_response(service.model(name))
 
     @app.get("/health")
     async def health() -> Response:

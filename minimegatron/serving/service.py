@@ -51,7 +51,7 @@ class ServerConfig:
     """Access and limits of a server.
 
     Args:
-        served_model_name: the name that requests have to give as `model`.
+        served_model_name: the name that requests give as `model`.
         api_key: the key of `Authorization: Bearer`; None: no key is needed.
         max_queue: most open answers beyond `max_num_seqs`; above it 429.
         request_seconds: longest duration of a request.
@@ -76,6 +76,9 @@ class Service:
         stop_ids: ids that end an answer.
         defaults: sampling parameters that a request leaves open.
         config: access and limits.
+
+    Attributes:
+        names: what requests may give as `model`: the model's name, and those of the engine's adapters.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Service:
     ) -> None:
         self.engine, self.tokenizer, self.config, self.defaults = engine, tokenizer, config, defaults
         self.stop_ids, self.tokens = frozenset(stop_ids), Tokens(tokenizer)
+        self.names = (config.served_model_name, *(() if engine.adapters is None else engine.adapters.names))
         self.metrics = Metrics(engine, config.served_model_name)
         self.thread = EngineThread(
             engine,
@@ -105,9 +109,10 @@ class Service:
     # ------------------------------------------------------------------------------------------------ requests
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError for another model than the one served."""
-        if name not in (None, self.config.served_model_name):
-            what = f"the model {str(name)[:128]!r} is not served here; {self.config.served_model_name!r} is"
+        """Raises ApiError for another model than those served."""
+        if name is not None and name not in self.names:
+            served = f"{', '.join(map(repr, self.names))} {'is' if len(self.names) == 1 else 'are'}"
+            what = f"the model {str(name)[:128]!r} is not served here; {served}"
             raise ApiError(404, what, "not_found_error", "model", "model_not_found")
 
     def ids_of(self, text: str) -> list[int]:
@@ -194,6 +199,7 @@ class Service:
             min_new_tokens=least,
             raw_log_probs=True,
             salt=body.cache_salt or "",
+            adapter="" if body.model in (None, self.names[0]) else body.model,
             **more,
         )
 
@@ -239,7 +245,7 @@ class Service:
         more["prompt_log_probs"] = body.logprobs if echo else None
         more["grammar"] = await self.grammar(body)
         requests = [self.request(body, prompt, max_tokens, **more) for prompt in prompts]
-        form = CompletionFormat(body, self.config.served_model_name, self.tokens)
+        form = CompletionFormat(body, body.model or self.names[0], self.tokens)
         echoes = [p if isinstance(p, str) else self.tokens.decode(p) for p in body.prompts] if echo else None
         return await self._answer(request, form, requests, n, echoes, drop=max_tokens == 0)
 
@@ -256,7 +262,7 @@ class Service:
         log_probs = (body.top_logprobs or 0) if body.logprobs else None
         more = {"n": body.n or 1, "seed": seed_of(body), "log_probs": log_probs, "grammar": await self.grammar(body)}
         made = self.request(body, prompt, asked, **more)
-        form = ChatFormat(body, self.config.served_model_name, self.tokens)
+        form = ChatFormat(body, body.model or self.names[0], self.tokens)
         return await self._answer(request, form, [made], made.n, None)
 
     async def _answer(
@@ -350,13 +356,14 @@ class Service:
 
     # --------------------------------------------------------------------------------------------- other routes
 
-    def model(self) -> dict[str, Any]:
-        """The model as `/v1/models` shows it."""
+    def model(self, name: str) -> dict[str, Any]:
+        """The model, or an adapter, as `/v1/models` shows it; `parent` is the model of an adapter, as vLLM says."""
         return {
-            "id": self.config.served_model_name,
+            "id": name,
             "object": "model",
             "created": self.started,
             "owned_by": "minimegatron",
+            "parent": None if name == self.names[0] else self.names[0],
             "max_model_len": self.room,
         }
 

@@ -98,6 +98,10 @@ def parse_args(argv: Sequence[str], world_size: int = 1, *, reads: bool = True, 
         use_defaults = name != "model" or not (saved or args.preset or name in from_file)
         values[name] = {**(defaults.get(name, {}) if use_defaults else {}), **chosen}
         given |= chosen.keys()
+    if (base := values["model"].get("lora_base")) and "lora_base_bits" not in flags:
+        from minimegatron.checkpoint.packed import fields_of_base
+
+        values["model"] |= fields_of_base(base)
     spec = args.spec or from_file.get("spec")
     if spec is not None and len(spec) != 2:
         raise ConfigError(f"--spec {' '.join(spec)}: {len(spec)} words", fix="give a module and a function of it")
@@ -271,12 +275,13 @@ class _AlreadySo(argparse.Action):
 def build_parser(task: str | None = None) -> argparse.ArgumentParser:
     """The parser with a group for each configuration; `--help` prints all of it, the flags of a task first."""
     command = "minimegatron.commands.pretrain_gpt" if task is None else f"minimegatron {task}"
+    described = "Train a decoder-only language model." if task is None else sections_of(task)["task"].__doc__
     parser = Parser(
         prog="pretrain_gpt" if task is None else f"minimegatron {task}",
         usage=f"[torchrun --nproc-per-node N] -m {command} [flags]",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Train a decoder-only language model. Flags, meanings and defaults are Megatron-LM's.",
+        description=f"{described} Flags, meanings and defaults are Megatron-LM's.",
         epilog=f"presets: {', '.join(PRESETS)}",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=44, width=120),
     )

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 import minimegatron
-from minimegatron.comm.agree import on_all_ranks
+from minimegatron.checkpoint.packed import BASE, contents_of_base, read_base
+from minimegatron.comm.agree import on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.run import RunConfig
@@ -90,7 +91,7 @@ def build_trainer(run: RunConfig, mesh: Mesh | None = None, task: type[Task] = T
     own = learned.begin(state, data, metrics.say)
     state.of_task = learned.tensors()
     observers = [*own, *_observers(state, data, data.train, sizes, train_iters, learned.forward_step, metrics)]
-    evaluation = Evaluation(state, data, sizes, learned.forward_step, metrics, learned.prepare)
+    evaluation = Evaluation(state, data, sizes, learned, metrics)
     samples = sizes.samples_of(train_iters)
     metrics.say(describe_run(run, train_iters, sizes))
     metrics.say(describe_data(run, data, data.train, samples))
@@ -131,6 +132,8 @@ def build_state(run: RunConfig, mesh: Mesh, sizes: NumMicrobatches, data: RunDat
     before = functools.partial(schedule, counted=False)
     scheduler = OptimizerParamScheduler(optimizer.param_groups, schedule(), before)
     facts = facts_of(run, sizes, data)
+    if (base := run.model.lora_base) is not None:
+        facts[BASE] = on_rank_zero(lambda: contents_of_base(base), mesh.world)
     return RunState(run, mesh, model, optimizer, scheduler, rng, facts=facts, joint=joint)
 
 
@@ -144,6 +147,7 @@ def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> 
     """
     spec = spec_from_name(run.spec, run.model)
     model = build_model_chunks(run.model, mesh, run.training.seed, spec, rng)
+    on_all_ranks(lambda: read_base(model, run.model), mesh.world)
     if rng is None:
         model.requires_grad_(False)
     else:
@@ -268,7 +272,7 @@ def describe_data(run: RunConfig, data: RunData, train: Dataset, samples: int) -
     more = [f"{len(read) - NAMED} more files"] if len(read) > NAMED else []
     what = f"{_number(*read.values())} of its training data" if len(read) == 1 else ", ".join(named + more)
     lines = [f"epochs: the run reads {what}"]
-    if run.training.eval_interval and run.training.eval_iters:
+    if run.training.eval_interval and run.training.eval_iters and run.task_name not in ("grpo", "ppo"):
         split = run.data.split
         if data.valid is None:
             lines.append("validation set: none, so no evaluation (a second share of --split, or --valid-data-path)")

@@ -66,6 +66,11 @@ def load(config: CheckpointConfig, state: RunState, say: Callable[[str], None]) 
                 f"--load {root} is a published model: it has no steps, and checkpoints go elsewhere",
                 fix="drop --ckpt-step, and give --save a folder of its own",
             )
+        base = state.run.model.lora_base
+        if base is not None and root.resolve() != Path(base).resolve():
+            raise ConfigError(
+                f"--load {root} and --lora-base {base}: two models", fix="one folder for both, or a run as --load"
+            )
         say(load_published(state, root))
         return Loaded(0, goes_on=False)
     loaded = _take(config, root, state.mesh, lambda step: load_checkpoint(config, state, root, step, say), say)

@@ -56,6 +56,11 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
         "both --train-iters and --train-samples are given",
         "give one of them",
     )
+    require(
+        run.model.lora_base is None or (run.checkpoint.load is not None and not run.parallel.use_torch_fsdp2),
+        f"lora_base {run.model.lora_base}, and the run begins with no weights, or torch's FSDP2 shards them",
+        "the same folder as --load, or the run that goes on; and another --data-parallel-sharding-strategy",
+    )
     _check_profile(run.training, world_size)
     _check_graph(run)
     _check_twin(run, dp)
@@ -94,9 +99,14 @@ def _check_rollouts(run: RunConfig, sizes: NumMicrobatches) -> None:
         if getattr(data, name)
     ]
     require(not named, f"minimegatron grpo with {', '.join(named)}: an environment asks", "--environment NAME")
+    _check_answers_fit(run)
+
+
+def _check_answers_fit(run: RunConfig) -> None:
+    """An answer that is drawn fits into a sample."""
     require(
-        task.max_completion_length <= data.seq_length,
-        f"max_completion_length {task.max_completion_length} is above seq_length {data.seq_length}",
+        run.task.max_completion_length <= run.data.seq_length,
+        f"max_completion_length {run.task.max_completion_length} is above seq_length {run.data.seq_length}",
         "a larger --seq-length, which holds the prompt as well",
     )
 
@@ -109,6 +119,14 @@ def _check_lines(run: RunConfig) -> None:
     files = bool(data.data_path or data.train_data_path)
     require(files or run.task.examples, f"{named}: no data is given", "--data-path FILE.jsonl, or --examples NAME")
     require(not (files and run.task.examples), "files and --examples are given", "drop one of them")
+    if run.task_name == "distill" and run.task.lmbda:
+        require(
+            not data.sequence_packing,
+            f"sequence_packing with lmbda {run.task.lmbda}: how long the student's answers are is known when they are "
+            "drawn, and rows are filled before",
+            "drop --sequence-packing, or --lmbda 0",
+        )
+        _check_answers_fit(run)
     parse_split(data.split)
     for path in (*data.data_path, *data.train_data_path, *data.valid_data_path, *data.test_data_path):
         require(os.path.isfile(path), f"no such file: {path}", "lines of JSON; shares of files are not read here")

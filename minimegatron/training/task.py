@@ -1,6 +1,6 @@
 """A task: from what a run learns, and by which loss. Pre-training is the default one; `posttraining` has the others.
 
-The trainer, the optimizer, the layouts and the checkpoints are the same for every task. A task says five things:
+The trainer, the optimizer, the layouts and the checkpoints are the same for every task. A task says six things:
 
 | question                                         | method         | pre-training                                  |
 |--------------------------------------------------|----------------|-----------------------------------------------|
@@ -8,6 +8,8 @@ The trainer, the optimizer, the layouts and the checkpoints are the same for eve
 | which loss has a microbatch?                     | `forward_step` | cross entropy of the tokens that count        |
 | what do its passes need from elsewhere?          | `prepare`      | nothing                                       |
 | what happens beside the steps?                   | `begin`        | nothing                                       |
+| what is an evaluation, and which is the best?    | `evaluate`,    | the loss of held-out text; the lowest         |
+|                                                  | `score`        |                                               |
 | what must a resumed run have beside the model?   | `tensors`      | nothing: the order of samples is a function   |
 
 A loss is a sum and a count, as `training/step` explains: of tokens, of pairs of answers, or of sequences. The sums of
@@ -16,7 +18,7 @@ all microbatches and ranks are added, and divided once by the sum of the counts,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +30,7 @@ from minimegatron.data.gpt_dataset import Batch
 from minimegatron.training import datasets, step
 from minimegatron.training.datasets import Joint, RunData
 from minimegatron.training.observers import Observer
+from minimegatron.training.reports import total_loss
 from minimegatron.training.step import LossFunc
 
 if TYPE_CHECKING:
@@ -66,6 +69,20 @@ class Task:
         A task whose loss needs another model's forward pass computes it here, before this model's pipeline runs.
         """
         return batches
+
+    def evaluate(self, split: str) -> dict[str, float] | None:
+        """What an evaluation of the task's own finds; None: the losses of a split's samples. All ranks call it.
+
+        It has no effect on training: it draws from no random stream, and changes no buffer of a step.
+
+        Args:
+            split: "validation" or "test".
+        """
+        return None
+
+    def score(self, found: Mapping[str, float]) -> float:
+        """A number for what an evaluation has found: the checkpoint with the lowest one is the best."""
+        return total_loss(found)
 
     def begin(self, state: RunState, data: RunData, say: Callable[[str], None]) -> Sequence[Observer]:
         """Called when model and data exist, before a checkpoint is loaded; returns observers of this task.

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
-import transformers
 
 from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface
@@ -22,13 +20,17 @@ from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from tests.models.test_huggingface import hf_model
+from tests.thorough import SLOW
 
+pytestmark = SLOW  # to import PEFT takes three seconds
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 NAME = "qwen2.5-tied-mqa"
 
 
 def theirs(folder: Path, modules: list[str], seed: int = 0) -> Any:
     """A model of transformers with a random adapter, which is saved in the folder."""
+    import peft
+
     model = peft.get_peft_model(
         hf_model(NAME), peft.LoraConfig(r=3, lora_alpha=5, target_modules=modules, task_type="CAUSAL_LM")
     )
@@ -38,6 +40,13 @@ def theirs(folder: Path, modules: list[str], seed: int = 0) -> Any:
             param.data.normal_(0, 0.2)
     model.save_pretrained(str(folder))
     return model.eval()
+
+
+def with_adapter(folder: Path) -> Any:
+    """A model of transformers with the adapter of a folder, by PEFT."""
+    import peft
+
+    return peft.PeftModel.from_pretrained(hf_model(NAME), str(folder)).eval()
 
 
 def ours(folder: str, parallel: ParallelConfig, state: dict[str, Any], described: dict[str, Any]) -> GPTModel:
@@ -75,7 +84,7 @@ def test_their_adapter_gives_our_model_their_logits_and_back(ranks: Any, tmp_pat
     mine = ours(str(tmp_path / "theirs"), ParallelConfig(), *given[:2])
     tensors = {n: gather_logical(p.detach(), layout_of(p), Mesh.serial()) for n, p in logical_parameters(mine)}
     write_adapter(tmp_path / "ours", tensors, mine.config, "qwen2", "base")
-    again = peft.PeftModel.from_pretrained(hf_model(NAME), str(tmp_path / "ours")).eval()
+    again = with_adapter(tmp_path / "ours")
     with torch.no_grad():
         assert (again(tokens).logits - want).abs().max() < 2e-6
 
@@ -103,6 +112,8 @@ def test_what_is_no_plain_adapter_of_the_model_is_refused(tmp_path: Path) -> Non
 
 def test_a_checkpoint_with_an_adapter_is_exported_and_merged(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Import, export and merge by the command; transformers and PEFT compute the same from what it writes."""
+    import transformers
+
     base, tokens = hf_model(NAME), torch.arange(24).view(2, 12) % 50
     base.save_pretrained(str(tmp_path / "base"))
     model = theirs(tmp_path / "theirs", ALL)
@@ -114,7 +125,7 @@ def test_a_checkpoint_with_an_adapter_is_exported_and_merged(tmp_path: Path, cap
     assert main(["lora", "export", "--load", run, "--save", out]) == 0
     assert main(["lora", "merge", "--load", run, "--save", f"{out}-merged"]) == 0
     assert "8 adapters merged" in capsys.readouterr().out
-    again = peft.PeftModel.from_pretrained(hf_model(NAME), out).eval()
+    again = with_adapter(Path(out))
     merged = transformers.AutoModelForCausalLM.from_pretrained(f"{out}-merged", attn_implementation="eager").eval()
     with torch.no_grad():
         assert (again(tokens).logits - want).abs().max() < 2e-6 and (merged(tokens).logits - want).abs().max() < 2e-5

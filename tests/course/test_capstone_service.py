@@ -19,6 +19,7 @@ import pytest
 from labkit import acceptance
 from minimegatron.errors import ConfigError, DataError
 from tests.course.fake_service import answer
+from tests.thorough import SLOW, mostly_slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = importlib.import_module("course.capstones.04_service")
@@ -73,6 +74,7 @@ def graded(folder: Path, *only: str, seed: int = 0) -> dict[str, acceptance.Resu
     return {result.criterion.name: result for result in found}
 
 
+@SLOW
 def test_a_right_deployment_gets_every_point(tmp_path):
     results = graded(plan(tmp_path))
     lost = {name: result.told for name, result in results.items() if not result.met}
@@ -116,7 +118,11 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("kind, faults, told", FAULTS, ids=[faults for _, faults, _ in FAULTS])
+@pytest.mark.parametrize(
+    "kind, faults, told",
+    mostly_slow(FAULTS, lambda case: case[1] == "cuts late"),
+    ids=[faults for _, faults, _ in FAULTS],
+)
 def test_a_fault_loses_its_criterion_and_is_told(tmp_path, kind, faults, told):
     results = graded(plan(tmp_path, faults, service=kind), *told)
     for name, words in told.items():
@@ -124,6 +130,7 @@ def test_a_fault_loses_its_criterion_and_is_told(tmp_path, kind, faults, told):
         assert results[name].criterion.limit in acceptance.line(results[name])
 
 
+@SLOW
 def test_one_after_the_other_is_too_slow_and_no_ablation(tmp_path):
     results = graded(plan(tmp_path, promise=6, service="serial", no_batching="serial"), "latency", "batching")
     assert "6 times were promised" in results["latency"].told and not results["latency"].met

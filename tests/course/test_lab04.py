@@ -7,11 +7,13 @@ import pytest
 from labkit.answers import GivenAnswer
 from labkit.judge import judge
 from tests.course.marked import LABS
+from tests.thorough import SLOW
 
 LAB = LABS["04_context_parallel"]
 PARTS = [answer for answer in LAB.answers if answer.right and answer.exercise in ("attend", "merge")]
 
 
+@SLOW
 def test_a_ring_with_attention_of_its_own_needs_no_attend(nursery):
     """The check counts what `attend` costs; who has not written it yet loses nothing."""
     source = LAB.source(

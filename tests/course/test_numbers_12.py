@@ -21,7 +21,7 @@ from minimegatron.planner.search import Estimator
 from minimegatron.training.arguments import parse_args
 from tests.course.marked import LABS
 from tests.planner.published import LLAMA_405B, SELECTIVE_RUNS, WEAK_A100, WEAK_H100
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 LAB = LABS["12_planning"].lab
 SOURCE = Path(str(import_module("course.12_planning").__file__)).with_name("lab.py")
@@ -168,6 +168,7 @@ def test_experts_stay_in_their_node(layers):
     assert more > sum(near.time.parts.get(part, 0.0) for part in ("gradients", "weights"))
 
 
+@SLOW
 def test_one_layout_of_each_way_shows_the_opposite_of_what_tuned_ones_show():
     """tp 8 for both, and one chunk a rank."""
     told = {}

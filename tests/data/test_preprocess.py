@@ -18,6 +18,7 @@ from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.preprocess import main, preprocess
 from minimegatron.data.tokenizer_training import train_bpe
 from minimegatron.errors import ConfigError, DataError
+from tests.thorough import SLOW
 
 BYTES = {"tokenizer_type": "ByteLevelTokenizer"}
 NULL = {"tokenizer_type": "NullTokenizer", "vocab_size": 70000}
@@ -128,6 +129,7 @@ def test_without_shared_memory_one_process_does_the_work_and_says_so(tmp_path, m
     assert (tmp_path / "one_text_document.bin").read_bytes() == (tmp_path / "two_text_document.bin").read_bytes()
 
 
+@SLOW
 def test_workers_and_compression_change_nothing(tmp_path):
     """Three workers against one, plain against gzip, through the command line, byte for byte."""
     documents = random_documents(1, 3000)
@@ -265,6 +267,7 @@ except OSError:
 """
 
 
+@SLOW
 def test_workers_whose_results_are_not_wanted_are_not_killed():
     """Half of a result, which a killed worker leaves in the pipe, is waited for: one run in three did not end."""
     done = subprocess.run([sys.executable, "-c", UNWANTED], capture_output=True, text=True, timeout=60)

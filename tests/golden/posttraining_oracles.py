@@ -4,7 +4,8 @@
     python tests/golden/posttraining_oracles.py FOLDER > tests/golden/posttraining.json
 
 Their packages import far more than their formulas need, so the functions, or the statements that compute a loss, are
-taken out of their files and run by themselves. Inputs are drawn in fp64, ragged, with an answer of no token.
+taken out of their files and run by themselves. Inputs are drawn in fp64, ragged, with an answer of no token. Where
+their code itself rounds to fp32, it is read with fp64 in its place (`InDouble`).
 """
 
 from __future__ import annotations
@@ -13,20 +14,37 @@ import ast
 import collections
 import contextlib
 import json
+import math
 import sys
 import types
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
+import torch.distributed.tensor  # their code asks whether a matrix is a DTensor
 import torch.nn.functional as F
 
-B, S = 5, 7
+B, S, V, WIDTH = 5, 7, 11, 6
+BETAS = (0.0, 0.3, 0.5, 1.0)
+OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")  # `OPTIONAL_OUTPUTS` of `chunked_logprob.py`
 
 
-def taken(path: Path, *names: str, **known: Any) -> dict[str, Any]:
+class InDouble(ast.NodeTransformer):
+    """A program that computes in fp32 as one that computes in fp64; imports inside of functions are given names."""
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        return None
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        return ast.Attribute(node.value, {"float32": "float64", "float": "double"}.get(node.attr, node.attr), node.ctx)
+
+
+def taken(path: Path, *names: str, double: bool = False, **known: Any) -> dict[str, Any]:
     """Functions and classes of a file, by name, run without its imports."""
     tree = ast.parse(path.read_text())
+    if double:
+        tree = ast.fix_missing_locations(InDouble().visit(tree))
     found = [
         node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names
     ]
@@ -63,6 +81,11 @@ def inputs() -> dict[str, torch.Tensor]:
         "returns": draw(B, S),
         "ratios": 3 * draw(B, 2),
         "answer_lengths": torch.tensor([[3.0, 5], [1, 1], [7, 2], [4, 4], [2, 9]], dtype=torch.float64),
+        "student_hidden": draw(B, S, WIDTH),
+        "student_output": draw(V, WIDTH),
+        "teacher_hidden": draw(B, S, WIDTH + 2),
+        "teacher_output": draw(V, WIDTH + 2),
+        "labels": torch.randint(0, V, (B, S), generator=generator).double(),
     }
 
 
@@ -125,6 +148,64 @@ def trl_pairs(folder: Path, x: dict[str, torch.Tensor]) -> dict[str, Any]:
     return found
 
 
+def logits_of(x: dict[str, torch.Tensor], who: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [B, S, V] of a model, and the matrix of its output layer as a leaf; they are linear in both."""
+    matrix = x[f"{who}_output"].clone().requires_grad_(who == "student")
+    return x[f"{who}_hidden"] @ matrix.t(), matrix
+
+
+def trl_gkd(folder: Path, x: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """`GKDTrainer.generalized_jsd_loss`, of answers that are given as of those that the student drew."""
+    path = folder / "trl/experimental/gkd/gkd_trainer.py"
+    loss_of = taken(path, "generalized_jsd_loss")["generalized_jsd_loss"]
+    labels = x["labels"].long().masked_fill(x["mask"] == 0, -100)
+    teacher, found = x["teacher_hidden"] @ x["teacher_output"].t(), {}
+    for beta in BETAS:
+        for temperature in (1.0, 2.0):
+            student = (x["student_hidden"] @ x["student_output"].t()).requires_grad_()
+            found[f"{beta} {temperature}"] = with_gradient(
+                loss_of(student, teacher, labels, beta, temperature), student
+            )
+    return found
+
+
+def trl_from_hidden(folder: Path, x: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Losses that TRL computes tile by tile from hidden states; gradients of the student's output matrix.
+
+    `SFTTrainer.compute_loss`, and `_chunked_divergence_loss` of `DistillationTrainer`. On a GPU their tiles are
+    Triton's, elsewhere torch's, which run here.
+    """
+    tiles, room = folder / "trl/kernels", {"math": math, "TOKEN_CHUNK_SIZE": 4, "VOCAB_CHUNK_SIZE": 4, "_BLOCK_SIZE": 0}
+    room |= {"_TRITON_AVAILABLE": False, "_MM_OUT_DTYPE": False, "OPTIONAL_OUTPUTS": OUTPUTS}
+    room |= {"maybe_gather_lm_head_ctx": lambda *weights: contextlib.nullcontext()}
+    shared = ("_use_triton", "_torch_transform", "_addmm_fp32", "_forward_tile", "_backward_tile")
+    log_prob = taken(tiles / "chunked_logprob.py", *shared, "ChunkedLogProbFunction", double=True, **room)
+    room |= {name: log_prob[name] for name in shared[:3]}
+    names = ("_stats_tile", "_jsd_tile", "_backward_tile", "_compute_dtype", "_project", "ChunkedDivergenceFunction")
+    room = taken(tiles / "chunked_divergence.py", *names, double=True, **room)
+    divergence = taken(folder / "trl/trainer/distillation_trainer.py", "_chunked_divergence_loss", **room)
+
+    tree = ast.parse((folder / "trl/trainer/sft_trainer.py").read_text())
+    branch = next(n.orelse for n in ast.walk(tree) if isinstance(n, ast.If) and "per_token_loss = -" in ast.unparse(n)
+                  and ast.unparse(n.orelse[0]).startswith("outputs = "))  # fmt: skip
+    code = compile(ast.Module(branch[1:], []), "sft_trainer.py", "exec")  # without the call of the model
+
+    matrix, labels, mask, found = x["student_output"].clone().requires_grad_(), x["labels"].long(), x["mask"], {}
+    log_probs = log_prob["ChunkedLogProbFunction"].apply(x["student_hidden"].flatten(0, 1), matrix, None,
+                                                         labels.flatten(), 1.0, 4)[0].view(B, S)  # fmt: skip
+    outputs = types.SimpleNamespace(log_probs=log_probs.masked_fill(mask == 0, 0.0), label_mask=mask != 0)
+    trainer = types.SimpleNamespace(args=types.SimpleNamespace(loss_type="nll"), aux_loss_enabled=False)
+    place = {"torch": torch, "self": trainer, "outputs": outputs, "num_items_in_batch": None}
+    exec(code, place)
+    found["sft"] = with_gradient(place["loss"], matrix)  # type: ignore[arg-type]
+    for beta in BETAS:
+        loss = divergence["_chunked_divergence_loss"](
+            x["student_hidden"], x["teacher_hidden"], matrix, x["teacher_output"], mask, beta, temperature=2.0
+        )[0]
+        found[f"distill {beta}"] = with_gradient(loss, matrix)
+    return found
+
+
 def openrlhf(folder: Path, x: dict[str, torch.Tensor]) -> dict[str, Any]:
     package = folder / "openrlhf-0.11.2.data/purelib/openrlhf/models"
     room = taken(package / "utils.py", "masked_mean")
@@ -170,6 +251,8 @@ if __name__ == "__main__":
             "inputs": {name: tensor.tolist() for name, tensor in given.items()},
             "trl grpo": trl_grpo(where, given),
             "trl pairs": trl_pairs(where, given),
+            "trl gkd": trl_gkd(where, given),
+            "trl from hidden": trl_from_hidden(where, given),
             "openrlhf": openrlhf(where, given),
             "verl": verl(where, given),
         }

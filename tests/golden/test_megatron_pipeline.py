@@ -140,7 +140,7 @@ def printed_on_ranks(rank: int, world: int, recipe: str, layout: dict[str, Any])
 TRACES = list(itertools.product(PRINTED, ({PP: 2}, {PP: 4}, {PP: 2, TP: 2, SP: True})))
 
 
-@pytest.mark.parametrize("recipe, layout", mostly_thorough(TRACES, [0, -1]), ids=str)
+@pytest.mark.parametrize("recipe, layout", mostly_thorough(TRACES, [0, -1], [0]), ids=str)
 def test_printed_traces(ranks, recipe, layout):
     world = layout[PP] * layout.get(TP, 1)
     for trace in ranks(world).run(printed_on_ranks, recipe, layout, timeout=120):

@@ -15,15 +15,16 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
+from minimegatron.inference.adapters import load_adapters
 from minimegatron.inference.engine import Continuation, Engine, EngineConfig
 from minimegatron.inference.generate import generate
 from minimegatron.inference.grammar import Grammars
 from minimegatron.inference.loading import load
-from minimegatron.inference.packed import packed_of
 from minimegatron.inference.paged_cache import PagedCache
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.inference.sequence import Request, Sequence
 from minimegatron.layers.logical import load_logical
+from minimegatron.layers.lora import packed_of
 from minimegatron.models.chunks import build_chunks
 from minimegatron.models.decoder import GPTModel
 from tests.recorder import OnACpu
@@ -248,6 +249,27 @@ def speculated(
         engine.step()
     engine.stop()
     return {key: sequence.answer for key, sequence in found.items()}
+
+
+def adapted_answers(
+    rank: int,
+    world: int,
+    base: Path,
+    adapters: dict[str, Path],
+    layout: dict[str, Any],
+    config: EngineConfig,
+    requests: dict[str, Request],
+) -> dict[str, tuple[list[int], list[float]]] | None:
+    """name -> (words, log-probabilities) of requests that choose adapters, on rank 0."""
+    opened = open_model(base)
+    model = load(opened, Mesh.build(ParallelConfig(**layout)), "fp32")
+    engine = Engine(model, config, adapters=load_adapters(model, opened, adapters))
+    if not engine.runner.leads:
+        engine.follow()
+        return None
+    found = run(engine, requests)
+    engine.stop()
+    return {name: (sequence.answer, sequence.log_probs) for name, (sequence,) in found.items()}
 
 
 def packed_words(rank: int, world: int, folder: Path) -> tuple[list[Continuation], int]:

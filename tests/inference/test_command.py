@@ -12,12 +12,12 @@ import tokenizers
 import torch
 
 from minimegatron.checkpoint.companions import stop_ids
-from minimegatron.commands import answers
-from minimegatron.commands.answers import read_prompt
 from minimegatron.commands.generate import grammar_of, parse, sampling_params
+from minimegatron.commands.prompts import read_prompt
 from minimegatron.commands.speculation import speculative_of
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.inference import answers
 from minimegatron.inference.engine import Engine
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams

@@ -13,8 +13,8 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.loading import load
-from minimegatron.inference.packed import packed_of
 from minimegatron.inference.refit import Refit, weights_of
+from minimegatron.layers.lora import packed_of
 from tests.inference.ranked import PROMPTS, asked, packed_words
 from tests.inference.test_quantize import FLAGS, publish, quantise
 from tests.thorough import mostly_slow, mostly_thorough

@@ -86,7 +86,13 @@ class Simulated:
         return self.live[self.added]
 
     def canary(self, sequence, upto):
-        return self.scheduler.version, sequence.request.salt, tuple([*sequence.tokens, *sequence.proposed][:upto])
+        request = sequence.request
+        return (
+            self.scheduler.version,
+            request.adapter,
+            request.salt,
+            tuple([*sequence.tokens, *sequence.proposed][:upto]),
+        )
 
     def step(self):
         """Plan, compute and draw."""
@@ -211,14 +217,16 @@ class Machine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 2, 3]),
         stop=st.sampled_from([(), (1,), (0, 2)]),
         seed=st.integers(0, 2),
-        salt=st.sampled_from(["", "", "adapter"]),
+        salt=st.sampled_from(["", "", "tenant"]),
+        adapter=st.sampled_from(["", "", "tenant"]),
     )
-    def add(self, pages, more, odd, new, n, stop, seed, salt):
+    def add(self, pages, more, odd, new, n, stop, seed, salt, adapter):
         """A prompt around the size of pages, which differs from most others in one place."""
         engine, scheduler = self.engine, self.engine.scheduler
         length = max(1, pages * engine.size + more)
         prompt = tuple(self.token(i == odd) for i in range(length))
-        request = Request(prompt, new, stop_ids=frozenset(map(self.token, stop)), seed=seed, n=n, salt=salt)
+        stops = frozenset(map(self.token, stop))
+        request = Request(prompt, new, stop_ids=stops, seed=seed, n=n, salt=salt, adapter=adapter)
         if n > scheduler.max_num_seqs or length + new > engine.blocks.capacity * engine.size:
             with pytest.raises(DataError):
                 scheduler.add(request, "refused")
@@ -291,10 +299,11 @@ def test_what_is_found_is_all_but_the_last_token_in_whole_pages(length, cached):
         first, *_ = engine.add(Request(prompt, 1, n=n))
         engine.step()
         assert first.cached == found and first.reason is FinishReason.LENGTH
-    (fresh,) = engine.add(Request(prompt, 1, salt="adapter"))
-    engine.step()
-    assert fresh.cached == 0
-    assert (engine.blocks.hits, engine.blocks.asked) == (2 * cached, 4 * length)
+    for other in ({"salt": "another"}, {"adapter": "another"}):
+        (fresh,) = engine.add(Request(prompt, 1, **other))
+        engine.step()
+        assert fresh.cached == 0
+    assert (engine.blocks.hits, engine.blocks.asked) == (2 * cached, 5 * length)
 
 
 def test_a_request_that_waits_for_pages_is_counted_once():

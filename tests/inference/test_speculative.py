@@ -201,6 +201,7 @@ def test_greedy_words_of_every_family(name):
         assert words(answers(engine, requests)) == want and engine.proposed_tokens > 0
 
 
+@SLOW
 def test_an_n_gram_changes_no_drawn_word():
     """With penalties, which a proposal is part of, and stop ids that may not be drawn yet."""
     params = [SAMPLED, SamplingParams(0.3, frequency_penalty=-0.3, presence_penalty=-0.5), SamplingParams(0.1), GREEDY]
@@ -357,6 +358,7 @@ def test_places_for_proposals(seed):
         blocks.check([sequence.pages for sequence in scheduler.running])
 
 
+@SLOW
 def test_what_is_never_accepted_is_hardly_proposed():
     """The proposer is asked less and less, computes nothing in a pause, and is asked as ever once it is right again."""
     length, asked = DraftLength(8), []
@@ -425,6 +427,7 @@ def two_layers_with_depths():
     return build_model(config.replace(init_method_std=0.3), Mesh.serial(), 3).eval()
 
 
+@SLOW
 @pytest.mark.parametrize(
     "model, draft, layout",
     mostly_thorough(
@@ -440,7 +443,6 @@ def two_layers_with_depths():
             (DEPTHS, None, TP2),
         ],
         (0, 1, 5, 6),
-        [1],
     ),
     ids=str,
 )

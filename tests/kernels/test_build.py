@@ -14,7 +14,7 @@ import torch
 
 from minimegatron.kernels import build, operators
 from minimegatron.launch import procs
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 TINY = """
 #include <stdint.h>
@@ -134,6 +134,7 @@ LIMITS = {"norm": 128, "softmax": 128, "flash_attention": 255, "paged_attention"
 ARCHITECTURES = {(8, 0): "sm_80", (9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
 
 
+@SLOW
 @pytest.mark.skipif(build.compiler("cuda") is None, reason="no nvcc: CUDA compilation is not checked here")
 @pytest.mark.parametrize(
     ("name", "capabilities"),

@@ -15,6 +15,7 @@ import pytest
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import gpu_setup, toolkit
 from minimegatron.kernels.gpu_setup import Facts
+from tests.thorough import SLOW
 
 H100 = Facts(
     gpus=("NVIDIA H100 80GB HBM3",) * 8,
@@ -249,6 +250,7 @@ def test_an_images_own_packages_are_not_pinned(tmp_path):
     assert "--system-site-packages" in commands and f"--constraint {tmp_path}/w/constraints.txt" in commands
 
 
+@SLOW
 def test_the_module_runs_as_the_makefile_calls_it(tmp_path):
     """On a machine without a GPU: a sentence and status 2, no traceback."""
     pins = tmp_path / "pins.txt"

@@ -16,8 +16,10 @@ from minimegatron.kernels import (
     operators,
     permute,
     pointwise,
+    rope,
 )
 from tests.kernels.compare import both, random
+from tests.thorough import SLOW
 
 SLOTS = torch.randperm(24, generator=torch.Generator().manual_seed(0))
 PLACES = permute.inverse(SLOTS, 12, 2)
@@ -68,10 +70,10 @@ X, HEADS = random(4, 8), random(2, 2, 3, 4)
     (lambda: pointwise.scaled_softmax(random(3, 5), 1.0), r"\[b, a, q, k\]"),
     (lambda: pointwise.scaled_softmax(HEADS, 1.0, random(2, 1, 3, 4)), "mask is torch.float32"),
     (lambda: pointwise.scaled_softmax(HEADS, 1.0, torch.zeros(3, 1, 3, 4).bool()), "for scores"),
-    (lambda: pointwise.rope(HEADS, random(2, 1, 1, 3), random(2, 1, 1, 3)), "3 angles for 4 channels"),
-    (lambda: pointwise.rope(HEADS, random(3, 1, 1, 2), random(3, 1, 1, 2)), r"cos is \(3, 1, 1, 2\)"),
-    (lambda: pointwise.native_heads(random(2, 2, 1, 2, 4), ANGLES, ANGLES, False), "groups, a/g"),
-    (lambda: pointwise.rope(HEADS.bfloat16(), ANGLES.bfloat16(), ANGLES), "give angles"),
+    (lambda: rope.rope(HEADS, random(2, 1, 1, 3), random(2, 1, 1, 3)), "3 angles for 4 channels"),
+    (lambda: rope.rope(HEADS, random(3, 1, 1, 2), random(3, 1, 1, 2)), r"cos is \(3, 1, 1, 2\)"),
+    (lambda: rope.native_heads(random(2, 2, 1, 2, 4), ANGLES, ANGLES, False), "groups, a/g"),
+    (lambda: rope.rope(HEADS.bfloat16(), ANGLES.bfloat16(), ANGLES), "give angles"),
     (lambda: cross_entropy.cross_entropy(random(2, 5), IDS), r"target is \(3,\)"),
     (lambda: cross_entropy.cross_entropy(random(3, 5), IDS.int()), "int32"),
     (lambda: cross_entropy.statistics(random(3, 5), IDS, 0, 6), "6 of 5"),
@@ -161,7 +163,7 @@ def test_a_driver_older_than_the_compiler_is_said():
 def block(x, r, gamma, w, cos, sin, slots, places, target):
     """A little of everything, in the order of a layer."""
     y, h = pointwise.add_norm(x, r, gamma, None, 1e-5)
-    heads = pointwise.rope(y.view(6, 2, 2, 16), cos, sin)
+    heads = rope.rope(y.view(6, 2, 2, 16), cos, sin)
     q = heads.permute(1, 2, 0, 3)
     z, _ = flash.flash_attention(q, q, q, 0.25)
     z = z + pointwise.scaled_softmax(q @ q.transpose(-1, -2), 0.25, None, True) @ q
@@ -171,6 +173,7 @@ def block(x, r, gamma, w, cos, sin, slots, places, target):
     return cross_entropy.cross_entropy(z, target)
 
 
+@SLOW
 def test_one_graph_without_breaks_and_the_same_numbers():
     slots = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     rest = (random(6, 1, 1, 8), random(6, 1, 1, 8, seed=1), slots, permute.inverse(slots, 12, 2), torch.arange(12))

@@ -51,7 +51,7 @@ def loss_and_gradients(family, options, kernels):
 def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
     """Every operation of a layer goes through the table, and back by the kernel that went forward."""
     launched, chosen, run, choose = set(), set(), operators.run, ops.choose
-    for module in ("pointwise", "cross_entropy", "flash", "permute"):
+    for module in ("pointwise", "rope", "cross_entropy", "flash", "permute"):
         target = f"minimegatron.kernels.{module}.run"
         monkeypatch.setattr(
             target, lambda file, launcher, *a, **k: (launched.add(launcher), run(file, launcher, *a, **k))[1]
@@ -82,7 +82,7 @@ def test_a_model_is_the_same_with_emulated_kernels(name, monkeypatch):
 
 def test_a_model_is_the_same_with_kernels_for_cpus(monkeypatch):
     launched, run = set(), operators.run
-    for module in ("pointwise", "cross_entropy", "flash"):
+    for module in ("pointwise", "rope", "cross_entropy", "flash"):
         target = f"minimegatron.kernels.{module}.run"
         monkeypatch.setattr(
             target, lambda file, launcher, *a, **k: (launched.add(launcher), run(file, launcher, *a, **k))[1]

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minimegatron.kernels import build, choice, operators, ops, paged
 from tests.kernels.compare import close, random
+from tests.thorough import mostly_slow
 
 KERNELS = {"on_a_cpu": paged.on_a_cpu, "emulated": paged.by_a_kernel}
 
@@ -79,7 +80,7 @@ def fp64(places, q, keys, values, *rest):
 SEQUENCES = st.lists(st.tuples(st.integers(1, 11), st.integers(0, 40)), min_size=1, max_size=4)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", mostly_slow(KERNELS, ["on_a_cpu"].__contains__))
 @settings(max_examples=30)
 @given(
     SEQUENCES,

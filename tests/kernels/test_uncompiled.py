@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.thorough import SLOW
+
 SCRIPT = """
 import sys, torch
 from minimegatron.kernels import choice, ops
@@ -24,6 +26,7 @@ f(x, w).backward()
 """
 
 
+@SLOW
 def test_the_compiler_is_imported_when_something_is_compiled_and_not_before():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

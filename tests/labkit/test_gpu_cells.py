@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -58,7 +59,10 @@ def cells(source: Path) -> list[tuple[Any, str, str]]:
     return found
 
 
-ASKING = {options.name: (options, body, lab) for source in SOURCES for options, body, lab in cells(source)}
+@functools.cache
+def asking() -> dict[str, tuple[Any, str, str]]:
+    """{name: (options, body, lab)} of all labs' cells that ask for GPUs."""
+    return {options.name: (options, body, lab) for source in SOURCES for options, body, lab in cells(source)}
 
 
 # Several cells in the same ranks: to import torch takes longer than all of them.
@@ -78,7 +82,7 @@ def rehearsed(names: list[str], folder: Path, *more: tuple[str, str], **options:
     """Run cells as on two GPUs, or on as many as they say, with small sizes; `more` is replaced as well."""
     bodies, prelude = {}, ""
     for name in names:
-        asked, body, lab = ASKING[name]
+        asked, body, lab = asking()[name]
         for old, new in (SMALL[name], *more):
             assert body.count(old) == 1, f"{old!r} is not in the cell once"
             body = body.replace(old, new)
@@ -90,26 +94,26 @@ def rehearsed(names: list[str], folder: Path, *more: tuple[str, str], **options:
                 (folder / "exercises" / f"{exercise}.py").write_text(text)
     options = {"timeout": 600, **options}
     script = f"{prelude}\nCELLS = {bodies!r}\n{ONE_AFTER_THE_OTHER}"
-    return rehearse(script, ASKING[names[0]][0].nproc or 2, env={"PYTHONPATH": f"{ROOT}:{folder}"}, **options)
+    return rehearse(script, asking()[names[0]][0].nproc or 2, env={"PYTHONPATH": f"{ROOT}:{folder}"}, **options)
 
 
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the cells for two GPUs and more reported, by rank."""
-    names = [name for name, (asked, _, _) in ASKING.items() if asked.nproc is None]
+    names = [name for name, (asked, _, _) in asking().items() if asked.nproc is None]
     return [rank.report for rank in rehearsed(names, tmp_path_factory.mktemp("two")).ranks]
 
 
 @pytest.fixture(scope="module")
 def on_one(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
     """The cells for one GPU."""
-    names = [name for name, (asked, _, _) in ASKING.items() if asked.nproc == 1]
+    names = [name for name, (asked, _, _) in asking().items() if asked.nproc == 1]
     return rehearsed(names, tmp_path_factory.mktemp("one"))
 
 
 def test_what_is_for_gpus_is_a_cell_that_asks_for_them() -> None:
     """The notebook's own process does the same whether there are GPUs or not."""
-    assert set(ASKING) == set(SMALL)
+    assert set(asking()) == set(SMALL)
     for source in SOURCES:
         for cell in jupytext.read(source, fmt="py:percent").cells:
             own = cell.cell_type == "code" and not re.match("%%(torchrun|ranks|exercise)", cell.source)

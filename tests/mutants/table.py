@@ -884,6 +884,26 @@ MUTANTS = (
         "a grammar is asked once for all places of a draft", "minimegatron/inference/plan.py",
         "grammar.allowed(proposed,", "grammar.allowed((),", _GRAMMAR,
     ),
+    # ------------------------------------------------------------------------------------- after pre-training
+    Mutant(
+        "what an environment says is learned", "minimegatron/posttraining/rollouts.py",
+        "episode.drawn += [False] * len(said)", "episode.drawn += [True] * len(said)",
+        "tests/posttraining/test_turns.py -k said_in_turns",
+    ),
+    Mutant(
+        "a divergence's gradient sums a rank's own columns", "minimegatron/posttraining/distill.py",
+        "w.addcmul_(log_q.exp(), summed[3, :, None], value=-1)", "w.sub_(log_q.exp() * w.sum(1, keepdim=True))",
+        "tests/posttraining/test_distill.py -k torchs",
+    ),
+    Mutant(
+        "the student answers by the weights of the step before", "minimegatron/posttraining/on_policy.py",
+        "        self.sampler.take_weights()\n", "        if not done:\n            self.sampler.take_weights()\n",
+        "tests/posttraining/test_distill.py -k handed_over",
+    ),
+    Mutant(
+        "a norm over fewer channels keeps its gamma", "minimegatron/posttraining/prune.py",
+        "share[hidden].mean().sqrt().item()", "1.0", "tests/posttraining/test_prune.py -k do_nothing",
+    ),
     # ------------------------------------------------------------------------------------------- the check of an answer
     Mutant("a result is there before the wait", _GROUP, "into = _copied(outputs)", "into = outputs", _COUNTED),
     Mutant(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from minimegatron.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 from minimegatron.errors import ConfigError, DataError
@@ -63,6 +62,8 @@ def counted(tokenizer: Any, sequence: Tokens) -> str:
 
 
 def test_the_mask_is_that_of_transformers_on_a_marked_template(folder: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     oracle = PreTrainedTokenizerFast.from_pretrained(str(folder))
     tools = [{"type": "function", "function": {"name": "add"}}]
     plain = [*TALK[:4], {"role": "assistant", "content": "6"}]

@@ -16,11 +16,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.loss import vocab_parallel_cross_entropy
+from minimegatron.posttraining.distill import divergence
 from minimegatron.posttraining.grpo import Answers
 from minimegatron.posttraining.policy import PolicyLoss, gae, importance_weights, value_loss
 from minimegatron.posttraining.ppo import whitened
 from minimegatron.posttraining.preferences import preference_loss
+from minimegatron.training.step import loss_func
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/posttraining.json").read_text())
 
@@ -64,6 +68,47 @@ def test_losses_of_pairs(name: str) -> None:
     ratios = x["ratios"].clone().requires_grad_()
     smoothing = 0.1 if name == "openrlhf sigmoid" else 0.0
     same(preference_loss(ratios, x["answer_lengths"], kind, 0.3, smoothing).mean(), ratios, want)
+
+
+def student_logits() -> tuple[torch.Tensor, torch.Tensor]:
+    """The student's logits [n, V], and the matrix of its output layer that they are linear in."""
+    matrix = given()["student_output"].clone().requires_grad_()
+    return given()["student_hidden"].flatten(0, 1) @ matrix.t(), matrix
+
+
+def distillation_loss(logits: torch.Tensor, beta: float, temperature: float) -> torch.Tensor:
+    x, mask = given(), given()["mask"].flatten()
+    teacher = x["teacher_hidden"].flatten(0, 1) @ x["teacher_output"].t()
+    rows = lambda first, stop: teacher[first:stop]  # noqa: E731
+    loss, *_ = divergence(logits, x["labels"].long().flatten(), rows, ALONE, vocab_size=logits.shape[1],
+                          beta=beta, temperature=temperature, chunk=4)  # fmt: skip
+    return (loss * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("name", GOLDEN["trl gkd"])
+def test_trls_generalised_divergence(name: str) -> None:
+    logits = student_logits()[0].detach().requires_grad_()
+    beta, temperature = map(float, name.split())
+    want = GOLDEN["trl gkd"][name]
+    same(distillation_loss(logits * 1.0, beta, temperature), logits, want | {"gradient": flat(want["gradient"])})
+
+
+def flat(rows: list[Any]) -> list[Any]:
+    """[b, s, V] -> [b s, V]."""
+    return [row for answer in rows for row in answer]
+
+
+@pytest.mark.parametrize("name", GOLDEN["trl from hidden"])
+def test_trls_losses_from_hidden_states(name: str) -> None:
+    logits, matrix = student_logits()
+    if name == "sft":
+        x = given()
+        losses = vocab_parallel_cross_entropy(logits, x["labels"].long().flatten(), ALONE, vocab_size=logits.shape[1])
+        total, count, _ = loss_func(x["mask"].flatten(), losses)
+        loss = total / count
+    else:
+        loss = distillation_loss(logits, float(name.split()[1]), 2.0)
+    same(loss, matrix, GOLDEN["trl from hidden"][name])
 
 
 def test_openrlhfs_reward_model() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import re
@@ -15,6 +17,8 @@ import torch
 from minimegatron.checkpoint import commit
 from minimegatron.checkpoint.commit import complete
 from minimegatron.checkpoint.load import CheckpointFiles
+from minimegatron.errors import ConfigError
+from minimegatron.inference.generate import generate
 from minimegatron.posttraining.tasks import TASKS
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
@@ -116,8 +120,19 @@ def test_every_layout_is_the_serial_one(
 @pytest.mark.parametrize("task", WORDS)
 def test_a_resumed_run_goes_on_to_the_bit(files: dict[str, str], tmp_path: Path, task: str) -> None:
     """GRPO stops in the middle of a rollout: its answers are those of weights that are gone."""
-    line = f"{WORDS[task]} {files[task]} --micro-batch-size 4 --train-iters 3 --lr-decay-iters 3 --save {tmp_path}"
-    curves = [curve(0, 1, task, f"{line}/whole"), curve(0, 1, task, f"{line}/cut --exit-interval 1")]
+    check_resumed(
+        task, f"{WORDS[task]} {files[task]} --micro-batch-size 4 --train-iters 3 --lr-decay-iters 3", tmp_path
+    )
+
+
+def check_resumed(task: str, line: str, tmp_path: Path, begins: str = "") -> None:
+    """A run of three steps is the same, in every number, if it stops after the first and goes on.
+
+    Args:
+        begins: flags of a run that does not go on from a checkpoint of its own.
+    """
+    line += f" --save {tmp_path}"
+    curves = [curve(0, 1, task, f"{line}/{n} {begins}") for n in ("whole", "cut --exit-interval 1")]
     curves.append(curve(0, 1, task, f"{line}/cut --load {tmp_path}/cut"))
     assert curves[1] + curves[2] == curves[0]
     whole, cut = (
@@ -126,6 +141,49 @@ def test_a_resumed_run_goes_on_to_the_bit(files: dict[str, str], tmp_path: Path,
     assert whole.manifest.tensors.keys() == cut.manifest.tensors.keys()
     for name in whole.manifest.tensors:
         assert torch.equal(whole.read(name), cut.read(name)), name
+
+
+def evaluated(rank: int, world: int, line: str) -> tuple[list[dict[str, float]], list[str], float]:
+    """(what each step reports, lines of evaluations, the greedy reward of the last weights by another way)."""
+    run = parse_args(shlex.split(f"{MODEL}{WORDS['grpo']} {line}"), world, task="grpo")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        trainer = build_trainer(run, task=TASKS["grpo"])
+        try:
+            trainer.train()
+            model, task = trainer.model.module.eval(), trainer.task
+            rewards = []
+            for problem in task.environment.problems(held_out=True) if world == 1 else ():
+                prompt = trainer.data.tokenizer.tokenize(problem.prompt)
+                made = generate(model, [prompt], 6, stop_ids=[trainer.data.tokenizer.eod], max_model_len=33)[0]
+                text = trainer.data.tokenizer.detokenize(made.tokens[: len(made.tokens) - made.stopped])
+                rewards.append(task.environment.turn(problem, [text]).reward)
+        finally:
+            trainer.close()
+    said = [line for line in out.getvalue().splitlines() if "greedy reward" in line]
+    return [report.losses for report in trainer.history], said, sum(rewards) / max(1, len(rewards))
+
+
+def test_reinforcement_learning_is_evaluated_by_the_greedy_reward_of_problems_held_out(
+    ranks: Any, tmp_path: Path
+) -> None:
+    """It leaves no trace in the training, and the checkpoint with the largest reward stays."""
+    line = "--environment tests.posttraining.environments:Letters --micro-batch-size 4 --lr 3e-2 --save-interval 1 "
+    line += f"--save {tmp_path}"
+    evaluates = "--eval-interval 1 --eval-iters 1 --save-keep-last 1 --save-keep-best"
+    plain, none, _ = evaluated(0, 1, f"{line}/plain")
+    curve, said, reward = evaluated(0, 1, f"{line}/best {evaluates}")
+    assert curve == plain and not none and len(said) == 3
+    values = [float(line.split("greedy reward value: ")[1].split()[0]) for line in said]
+    assert values[-1] == pytest.approx(reward, rel=1e-5)
+    kept = complete(tmp_path / "best")
+    best = 1 + values.index(max(values))
+    assert set(kept) == {best, 3} and len(set(values)) == 3
+    assert kept[best].state["validation_loss"] == pytest.approx(-max(values), rel=1e-5)
+    layout = "--tensor-model-parallel-size 2 --rl-inference-tensor-model-parallel-size 2"
+    for _, found, _ in ranks(2).run(evaluated, f"{line}/tp {evaluates} {layout}"):
+        assert not found or [text.split("|")[1] for text in found] == [text.split("|")[1] for text in said]
+    with pytest.raises(ConfigError, match="it holds no problem out"):
+        trainer_of("grpo", f"{ANSWERS} --environment guess --micro-batch-size 4 --eval-interval 1")
 
 
 def first_step(rank: int, world: int, task: str, line: str) -> None:
@@ -198,3 +256,22 @@ def test_the_gap_to_an_engine_in_bf16_is_told_apart_from_staleness_and_from_its_
     assert all(of["staleness"] == 0 for of in first) and all(of["staleness"] > 1e-6 for of in second)
     for of in (*first, *second):
         assert of["dtype gap"] > 1e-4 and of["layout gap"] < of["dtype gap"] / 4
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo", "reward"])
+def test_a_small_step_lowers_the_loss_of_its_own_batch_by_the_square_of_the_gradient_norm(
+    task: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    """loss(w - lr g) = loss(w) - lr |g|^2 + O(lr^2): loss, gradient and update belong to each other."""
+    lines = Path(files[task].split()[1]).read_text().splitlines(keepends=True)[:8]  # an epoch is a batch
+    (tmp_path / "some.jsonl").write_text("".join(lines))
+    line = (
+        f"--data-path {tmp_path}/some.jsonl --split 100 --global-batch-size 8 --micro-batch-size 4 --train-iters 2 "
+        "--optimizer sgd --sgd-momentum 0 --clip-grad 0 --weight-decay 0 --lr 1e-3"
+    )
+    first, second = curve(0, 1, task, line)
+    name = next(name for name in first if name.endswith("loss"))
+    assert first[name] - second[name] == pytest.approx(1e-3 * first["norm"] ** 2, rel=0.05)
+    if task == "dpo":
+        assert first[name] == pytest.approx(math.log(2), rel=1e-5)
+        assert second["chosen reward"] - second["rejected reward"] > 0 == first["chosen reward"]

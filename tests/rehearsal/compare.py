@@ -13,7 +13,7 @@ import pytest
 
 from tests.rehearsal.api import rehearse
 from tests.rehearsal.cases import Case
-from tests.thorough import THOROUGH
+from tests.thorough import SLOW, THOROUGH
 
 TOGETHER = 8  # cases of one job, where they are not of every run
 SECONDS_A_CASE = 90.0  # on a crowded machine, every rank taken alone
@@ -21,7 +21,7 @@ SECONDS_A_CASE = 90.0  # on a crowded machine, every rank taken alone
 
 def parameters(cases: Mapping[str, Case]) -> list[Any]:
     """Names for `parametrize`; those of cases that do not run each time are marked."""
-    return [pytest.param(name, marks=() if case.fast else THOROUGH) for name, case in cases.items()]
+    return [pytest.param(name, marks=SLOW if case.fast else THOROUGH) for name, case in cases.items()]
 
 
 def together(cases: Mapping[str, Case], name: str) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ from minimegatron.serving.app import Server
 from tests.serving.waiting import wait_until
 
 
-def served(rank: int, world: int, argv: list[str], bodies: list[dict[str, Any]]) -> tuple[list[Any], int]:
+def served(rank: int, world: int, argv: list[str], bodies: list[dict[str, Any] | None]) -> tuple[list[Any], int]:
     """What a server answers on rank 0 to requests that begin once it has been idle: (answers, idle messages).
 
-    The other ranks get SIGTERM before, as a launcher sends it to all.
+    None asks for the models. The other ranks get SIGTERM before, as a launcher sends it to all.
     """
     answers: list[Any] = []
     idle = threading.Semaphore(0)
@@ -32,7 +32,11 @@ def served(rank: int, world: int, argv: list[str], bodies: list[dict[str, Any]])
             port = server.servers[0].sockets[0].getsockname()[1]
             for body in bodies:
                 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-                connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+                if body is None:
+                    connection.request("GET", "/v1/models")
+                else:
+                    headers = {"Content-Type": "application/json"}
+                    connection.request("POST", "/v1/completions", json.dumps(body), headers)
                 answers.append(json.loads(connection.getresponse().read()))
                 connection.close()
         finally:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 
+import peft
 import pytest
 
+from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.commands.serve import parse
 from minimegatron.errors import ConfigError
 from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.serving.protocol import CompletionRequest, Defaults, sampling_of
 from tests.inference.models import ours, theirs
+from tests.inference.ranked import build
+from tests.models.test_huggingface import hf_model
 from tests.serving.conftest import EOS, write_tokenizer
 from tests.serving.ranked import served
 
@@ -61,6 +65,10 @@ def test_a_request_counts_more_than_the_file_and_that_more_than_the_default():
         (["--api-key-file", "nothing here"], "cannot be read"),
         (["--max-num-seqs", "0"], "at least 1"),
         (["--max-queue", "-1"], "at least 0"),
+        (["--lora-modules", "a=b", "c"], "--lora-modules c"),
+        (["--lora-modules", "a=b", "a=c"], "names a twice"),
+        (["--lora-modules", "folder=b"], "or as the model"),
+        (["--enable-lora"], "without an adapter"),
     ],
     ids=str,
 )
@@ -68,6 +76,27 @@ def test_a_server_that_should_not_begin(words, says):
     with pytest.raises(ConfigError, match=says) as error:
         parse(["folder", *words])
     assert error.value.fix
+
+
+def test_a_request_names_an_adapter_as_its_model(ranks, folder, tokenizer, tmp_path):
+    model = peft.get_peft_model(hf_model("llama2"), peft.LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj"]))
+    for name, param in model.named_parameters():
+        if "lora_B" in name:
+            param.data.normal_(0, 0.5)
+    model.save_pretrained(str(tmp_path / "adapter"))
+    merged = model.merge_and_unload()
+    state = state_from_huggingface(merged.state_dict(), ours("llama2").config, "llama")
+    want = [generate(each, [[5, 9, 3]], 8)[0].tokens for each in (ours("llama2"), build(ours("llama2").config, state))]
+    prompt = {"prompt": [5, 9, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    bodies = [{**prompt, "model": name} for name in ("tiny", "mine", "yours")]
+    line = [str(folder), "--port", "0", "--served-model-name", "tiny", "--generation-config", "none"]
+    line += ["--lora-modules", f"mine={tmp_path / 'adapter'}"]
+    (plain, adapted, refused, models), _ = ranks(1).run(served, line, [*bodies, None])[0]
+    found = [each["choices"][0]["text"] for each in (plain, adapted)]
+    assert found == [tokenizer.detokenize(tokens) for tokens in want] and want[0] != want[1]
+    assert (plain["model"], adapted["model"]) == ("tiny", "mine")
+    assert refused["error"]["message"] == "the model 'yours' is not served here; 'tiny', 'mine' are"
+    assert [(each["id"], each["parent"]) for each in models["data"]] == [("tiny", None), ("mine", "tiny")]
 
 
 def test_a_key_in_a_file_opens_the_server_to_others(tmp_path):

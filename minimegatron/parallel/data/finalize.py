@@ -8,6 +8,7 @@ still hold only a part of their gradient, and nothing has been divided by the nu
 | cut over tp (matrices, vocabulary)               | its own part, complete         | never                |
 | norms, row biases, positions (`"sequence"`)      | its own tokens (sp), else all  | sequence parallelism |
 | norms of queries and keys (`"heads"`)            | its own heads                  | always               |
+| adapters of experts that etp cuts (`"experts"`)  | its own part of a sum          | never; over etp      |
 | other replicated parameters (`""`)               | everything                     | never                |
 
 `partial_axes` is this table; a parameter's row is part of its layout (`layers/param`), declared where the parameter is
@@ -20,8 +21,8 @@ A tied embedding of a pipeline has two copies, on the first stage and on the las
 use: the gradients are summed over `embd`, so both copies take the same steps. Where both stages are on one rank the
 matrix is one tensor, and autograd has added up its gradients.
 
-Gradients of experts need none of these sums. They have been summed over edp (`parallel/data/ddp`), and are divided by
-the same number.
+Other gradients of experts need none of these sums. They have been summed over edp (`parallel/data/ddp`), and are
+divided by the same number.
 
 Order: first the sum over dp_cp, then over tp; both orders give the same number, but with a sharded optimizer only the
 first works. Megatron-LM: `megatron/core/distributed/finalize_model_grads.py`.
@@ -40,7 +41,7 @@ from minimegatron.parallel.data.data_parallel import DataParallel
 
 def partial_axes(mesh: Mesh) -> dict[str, Axis | None]:
     """{kind of partial gradient: the axis over which it must be summed, or None if it is complete}."""
-    return {"": None, "sequence": mesh.tp if mesh.sequence_parallel else None, "heads": mesh.tp}
+    return {"": None, "sequence": mesh.tp if mesh.sequence_parallel else None, "heads": mesh.tp, "experts": mesh.etp}
 
 
 def sum_partial_gradients(model: DataParallel, mesh: Mesh) -> None:

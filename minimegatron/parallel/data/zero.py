@@ -27,6 +27,7 @@ from torch import nn
 
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
+from minimegatron.layers.lora import packed_tensors
 from minimegatron.layers.param import layout_of
 from minimegatron.parallel.data.buckets import BufferLayout, bucket_layout
 from minimegatron.parallel.data.data_parallel import Shard
@@ -103,7 +104,8 @@ class NoShard:
     def held(self) -> dict[str, list[torch.Tensor]]:
         """{owner: tensors} that last from step to step."""
         gradients = [buffer.data for buffer in self.grad_buffers]
-        return {"parameters": list(self.module.parameters()), "gradients": gradients, "communication": []}
+        parameters = [*self.module.parameters(), *packed_tensors(self.module)]
+        return {"parameters": parameters, "gradients": gradients, "communication": []}
 
     # --------------------------------------------------------------------------------------------- gradients
 
@@ -274,7 +276,7 @@ class Zero3(Zero2):
         whole = {bucket.whole.untyped_storage()._cdata for bucket in buckets}
         frozen = [p for p in self.module.parameters() if p.untyped_storage()._cdata not in whole]
         return super().held() | {
-            "parameters": [*(bucket.shard for bucket in buckets), *frozen],
+            "parameters": [*(bucket.shard for bucket in buckets), *frozen, *packed_tensors(self.module)],
             "communication": [bucket.whole for bucket in buckets],
         }
 

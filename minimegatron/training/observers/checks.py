@@ -144,7 +144,12 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
 def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> Gradients:
     """Run the first batch through a new model in fp64, in the layout of `mesh`."""
     config = run.model.replace(
-        hidden_dropout=0.0, attention_dropout=0.0, params_dtype="fp32", kernels="torch", attention_backend="auto"
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype="fp32",
+        kernels="torch",
+        attention_backend="auto",
+        lora_base=None,
     )
     spec = spec_from_name(run.spec, config)
     model = build_model_chunks(config, mesh, run.training.seed, spec)

@@ -1,4 +1,4 @@
-"""Loss and perplexity on held-out text, without any effect on training.
+"""Loss and perplexity on held-out text, or what else a task evaluates, without any effect on training.
 
 An evaluation that draws one random number, leaves dropout off, or moves the training data by one sample would change
 every step after it. So it has a data iterator of its own, draws nothing (dropout is off in eval mode), computes no
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -28,9 +28,10 @@ from minimegatron.training.microbatches import NumMicrobatches
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.observers.metrics import Metrics
 from minimegatron.training.pipelined import forward_only
-from minimegatron.training.reports import Sums, reduce_reports, total_loss
+from minimegatron.training.reports import Sums, reduce_reports
 from minimegatron.training.run_state import RunState
 from minimegatron.training.step import ForwardStep
+from minimegatron.training.task import Task
 
 
 @torch.no_grad()
@@ -88,7 +89,7 @@ class Evaluation(Observer):
         state: the run; its counters say how much of the validation set has been read.
         data: the sets.
         batch_sizes: batch sizes of the run; a round of an evaluation is a global batch.
-        forward_step, prepare: as in training (`training/task`).
+        task: its loss, or an evaluation of its own (`training/task`).
         metrics: prints the losses.
     """
 
@@ -97,12 +98,11 @@ class Evaluation(Observer):
         state: RunState,
         data: RunData,
         batch_sizes: NumMicrobatches,
-        forward_step: ForwardStep,
+        task: Task,
         metrics: Metrics,
-        prepare: Callable[[Iterator[Batch], int], Iterator[Batch]] = lambda batches, n: batches,
     ) -> None:
         self.state, self.data, self.batch_sizes = state, data, batch_sizes
-        self.forward_step, self.metrics, self.prepare = forward_step, metrics, prepare
+        self.task, self.metrics = task, metrics
         self.interval = state.run.training.eval_interval
 
     def after_step(self, step: Step) -> None:
@@ -117,24 +117,33 @@ class Evaluation(Observer):
         self.evaluate("test", "on test set")
 
     def evaluate(self, split: str = "validation", where: str = "") -> dict[str, float]:
-        """Losses of `eval_iters` global batches of a split, printed; {} if it is empty, or no label of it counts."""
+        """What the task finds, or losses of `eval_iters` global batches of a split, printed.
+
+        Returns:
+            Name -> value; {} if the split is empty, or no label of it counts.
+        """
         dataset: Dataset | None = self.data.valid if split == "validation" else self.data.test
-        training, mesh, counters = self.state.run.training, self.state.mesh, self.state.counters
-        rounds, micro = training.eval_iters, training.micro_batch_size
-        if dataset is None or rounds == 0:
-            return {}
-        batch_size = self.batch_sizes.global_batch_size
-        consumed = counters.consumed_valid_samples if split == "validation" else 0
-        batches = microbatches(dataset, micro, mesh, consumed, mesh.device)
-        num_microbatches = rounds * (batch_size // (micro * mesh.dp.size))
-        batches = self.prepare(batches, num_microbatches)
-        losses = evaluate(self.forward_step, batches, self.state.model, num_microbatches)
+        counters, losses = self.state.counters, self.task.evaluate(split)
+        if losses is None:
+            if dataset is None or self.state.run.training.eval_iters == 0:
+                return {}
+            losses = self._losses(dataset, split)
         if split == "validation":
-            counters.consumed_valid_samples += rounds * batch_size
-            total = total_loss(losses)
-            counters.validation_loss = total if losses and math.isfinite(total) else None
+            score = self.task.score(losses)
+            counters.validation_loss = score if losses and math.isfinite(score) else None
         if losses:
             self.metrics.validation(losses, counters.iteration, split, where)
         else:
             self.metrics.say(f"no {split} loss at iteration {counters.iteration}: none of the labels counts")
         return losses
+
+    def _losses(self, dataset: Dataset, split: str) -> dict[str, float]:
+        training, mesh, counters = self.state.run.training, self.state.mesh, self.state.counters
+        rounds, micro, batch_size = training.eval_iters, training.micro_batch_size, self.batch_sizes.global_batch_size
+        consumed = counters.consumed_valid_samples if split == "validation" else 0
+        batches = microbatches(dataset, micro, mesh, consumed, mesh.device)
+        num_microbatches = rounds * (batch_size // (micro * mesh.dp.size))
+        batches = self.task.prepare(batches, num_microbatches)
+        if split == "validation":
+            counters.consumed_valid_samples += rounds * batch_size
+        return evaluate(self.task.forward_step, batches, self.state.model, num_microbatches)

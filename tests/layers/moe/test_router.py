@@ -22,6 +22,7 @@ from minimegatron.layers.recompute import recompute
 from tests import twin
 from tests.axes import CP, EP, ETP, SP, TP
 from tests.parallel.test_expert_twin import EXPERTS
+from tests.thorough import mostly_slow
 from tests.twin import Case
 
 T, E, H = 12, 8, 16
@@ -228,7 +229,7 @@ def batch() -> torch.Tensor:
     return torch.randn(8, 4, H, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss", ALL[:2]], ids=str)
+@pytest.mark.parametrize("kind", mostly_slow([("aux_loss",), ("seq_aux_loss",), (ALL[:2],)], [-1]), ids=str)
 def test_the_gradient_does_not_depend_on_the_layout(ranks, kind):
     tp, cp = {"tensor_model_parallel_size": 2, "sequence_parallel": True}, {"context_parallel_size": 2}
     want = router_gradient(0, 1, {}, kind)
