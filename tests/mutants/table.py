@@ -170,8 +170,8 @@ MUTANTS = (
         '"sequence": mesh.tp if mesh.sequence_parallel else None', '"sequence": None', f"{_TWIN} -k layouts",
     ),
     Mutant(
-        "partial gradients of heads are not summed", "minimegatron/parallel/data/finalize.py", '"heads": mesh.tp}',
-        '"heads": None}', f"{_TWIN} -k families",
+        "partial gradients of heads are not summed", "minimegatron/parallel/data/finalize.py", '"heads": mesh.tp,',
+        '"heads": None,', f"{_TWIN} -k families",
     ),
     Mutant(
         "the norm of queries is taken for complete", "minimegatron/layers/attention/self_attention.py",
@@ -529,7 +529,7 @@ MUTANTS = (
     ),
     Mutant(
         "norms of queries and keys are summed with sp alone", "minimegatron/parallel/data/finalize.py",
-        '"heads": mesh.tp}', '"heads": mesh.tp if mesh.sequence_parallel else None}', f"{_STALE} -k every_layout",
+        '"heads": mesh.tp,', '"heads": mesh.tp if mesh.sequence_parallel else None,', f"{_STALE} -k every_layout",
     ),
     Mutant(
         "of a tied matrix the larger gradient counts", "minimegatron/parallel/data/finalize.py",
@@ -796,11 +796,18 @@ MUTANTS = (
     ),
     Mutant(
         "the version of the weights left out of the root", _SCHEDULER,
-        "self.blocks, (self.version, sequence.request.salt)", "self.blocks, (0, sequence.request.salt)", _CANARIES,
+        "(self.version, sequence.request.adapter, sequence.request.salt)",
+        "(0, sequence.request.adapter, sequence.request.salt)", _CANARIES,
     ),
     Mutant(
-        "the salt left out of the root", _SCHEDULER, "self.blocks, (self.version, sequence.request.salt)",
-        'self.blocks, (self.version, "")', _CANARIES,
+        "the adapter left out of the root", _SCHEDULER,
+        "(self.version, sequence.request.adapter, sequence.request.salt)",
+        '(self.version, "", sequence.request.salt)', "tests/inference/test_scheduler.py",
+    ),
+    Mutant(
+        "the salt left out of the root", _SCHEDULER,
+        "(self.version, sequence.request.adapter, sequence.request.salt)",
+        '(self.version, sequence.request.adapter, "")', _CANARIES,
     ),
     Mutant(
         "who runs goes on over pages of old weights", _SCHEDULER,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minimegatron.config import TransformerConfig
+from minimegatron.config.posttraining import TASKS
 from minimegatron.config.run import SECTIONS, RunConfig
 from minimegatron.config.same_model import CONDITIONS
 from minimegatron.errors import ConfigError
@@ -220,7 +221,7 @@ def test_options_with_an_effect_are_not_reported(line):
 
 
 def test_conditions_are_on_fields():
-    fields = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
+    fields = {f.name for cls in (*SECTIONS.values(), *TASKS.values()) for f in dataclasses.fields(cls)}
     others = {re.match(r"\w+", condition)[0] for conditions in CONDITIONS.values() for condition in conditions}
     assert {*CONDITIONS} | others <= fields
 
