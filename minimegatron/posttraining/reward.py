@@ -30,6 +30,19 @@ from minimegatron.training.datasets import Joint, RunData
 from minimegatron.training.step import Loss, LossFunc
 
 
+def pair_losses(scores: torch.Tensor, center: float = 0.0) -> torch.Tensor:
+    """Bradley-Terry: -log sigmoid(r_w - r_l) + center (r_w + r_l)^2.
+
+    Args:
+        scores: [..., 2], of the chosen and of the rejected answer.
+        center: weight of the second term, which keeps scores near 0.
+
+    Returns:
+        [...].
+    """
+    return -F.logsigmoid(scores[..., 0] - scores[..., 1]) + center * scores.sum(-1) ** 2
+
+
 class Reward(SFT):
     """Pairs of a chosen and a rejected answer to a prompt, and a model with a value head."""
 
@@ -69,8 +82,8 @@ class Reward(SFT):
             for numbers in (values * mask, mask)
         )
         is_pair = found.min(-1).values > 0
-        margin, total = scores[..., 0] - scores[..., 1], scores.sum(-1)
-        of_pair = -F.logsigmoid(margin) + self.run.task.center_rewards_coefficient * total**2
+        margin = scores[..., 0] - scores[..., 1]
+        of_pair = pair_losses(scores, self.run.task.center_rewards_coefficient)
         summed = of_pair.masked_fill(~is_pair, 0.0).sum()
         pairs = counted_once(is_pair.sum().double(), mesh)
         figures = {

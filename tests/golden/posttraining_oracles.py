@@ -206,6 +206,20 @@ def trl_from_hidden(folder: Path, x: dict[str, torch.Tensor]) -> dict[str, Any]:
     return found
 
 
+def trl_reward(folder: Path, x: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The statements of `RewardTrainer.compute_loss` that follow the scores, with `center_rewards_coefficient`."""
+    tree = ast.parse((folder / "trl/trainer/reward_trainer.py").read_text())
+    method = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "compute_loss")
+    tests = ("'margin' in inputs", "self.args.center_rewards_coefficient is not None")
+    branches: list[ast.stmt] = [n for n in ast.walk(method) if isinstance(n, ast.If) and ast.unparse(n.test) in tests]
+    scores = x["ratios"].clone().requires_grad_()
+    place: dict[str, Any] = {"torch": torch, "nn": torch.nn, "inputs": {}, "rewards_chosen": scores[:, 0]}
+    place["rewards_rejected"] = scores[:, 1]
+    place["self"] = types.SimpleNamespace(args=types.SimpleNamespace(center_rewards_coefficient=0.2))
+    exec(compile(ast.Module(branches, []), "reward_trainer.py", "exec"), place)
+    return with_gradient(place["loss"], scores)
+
+
 def openrlhf(folder: Path, x: dict[str, torch.Tensor]) -> dict[str, Any]:
     package = folder / "openrlhf-0.11.2.data/purelib/openrlhf/models"
     room = taken(package / "utils.py", "masked_mean")
@@ -251,6 +265,7 @@ if __name__ == "__main__":
             "inputs": {name: tensor.tolist() for name, tensor in given.items()},
             "trl grpo": trl_grpo(where, given),
             "trl pairs": trl_pairs(where, given),
+            "trl reward": trl_reward(where, given),
             "trl gkd": trl_gkd(where, given),
             "trl from hidden": trl_from_hidden(where, given),
             "openrlhf": openrlhf(where, given),

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from minimegatron.comm.axis import ALONE
 from minimegatron.comm.mesh import Mesh
@@ -24,6 +23,7 @@ from minimegatron.posttraining.grpo import Answers
 from minimegatron.posttraining.policy import PolicyLoss, gae, importance_weights, value_loss
 from minimegatron.posttraining.ppo import whitened
 from minimegatron.posttraining.preferences import preference_loss
+from minimegatron.posttraining.reward import pair_losses
 from minimegatron.training.step import loss_func
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/posttraining.json").read_text())
@@ -111,9 +111,10 @@ def test_trls_losses_from_hidden_states(name: str) -> None:
     same(loss, matrix, GOLDEN["trl from hidden"][name])
 
 
-def test_openrlhfs_reward_model() -> None:
+@pytest.mark.parametrize(("center", "want"), [(0.0, GOLDEN["openrlhf"]["reward"]), (0.2, GOLDEN["trl reward"])])
+def test_reward_models(center: float, want: dict[str, Any]) -> None:
     scores = given()["ratios"].clone().requires_grad_()
-    same(-F.logsigmoid(scores[:, 0] - scores[:, 1]).mean(), scores, GOLDEN["openrlhf"]["reward"])
+    same(pair_losses(scores, center).mean(), scores, want)
 
 
 @pytest.mark.parametrize(("name", "kind", "level"), [("ppo token", "dapo", "token"), ("ppo sample", "grpo", "token"),
