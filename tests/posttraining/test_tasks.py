@@ -68,7 +68,8 @@ def near(found: list[dict[str, float]], want: list[dict[str, float]], tolerance:
     for step, (one, other) in enumerate(zip(found, want, strict=True)):
         assert one.keys() == other.keys()
         for name, value in other.items():
-            if "gap" not in name:  # rounding alone
+            tie = step == 0 and name == "chosen preferred" and "dpo loss" in other  # all margins are 0, to rounding
+            if "gap" not in name and not tie:  # rounding alone
                 assert one[name] == pytest.approx(value, rel=tolerance, abs=tolerance), f"{name} of step {step}"
 
 
