@@ -21,8 +21,8 @@ from minimegatron.checkpoint.hf_config import is_published
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import parse_split
+from minimegatron.data.documents import reader_of
 from minimegatron.data.indices import cached_arrays, progress_bar
-from minimegatron.data.jsonl import JsonlReader
 from minimegatron.data.tokenizer import HuggingFaceTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.posttraining import examples
@@ -163,7 +163,7 @@ def items_of(
 def _encoded(encoder: Encoder, form: Form, paths: Iterable[str], progress: bool) -> Iterator[list[Tokens]]:
     for path in paths:
         bar = progress_bar(Path(path).stat().st_size, "encoding", progress)
-        for line in JsonlReader(path):
+        for line in reader_of(path):
             bar.update(line.position - bar.n)
             yield _one(encoder, form, line.data, f"{path}:{line.number}")
         bar.close()
