@@ -244,12 +244,6 @@ def stage_rows(stages: Sequence[Mapping[str, Any]], price: float | None) -> list
 def task_rows(files: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[list[str], list[list[str]]]:
     """(header, rows): a row for a text or a file of questions, a column for each model."""
     models = [name.removesuffix("-tasks") for name in files]
-    measures = {
-        "bits_per_byte": "bits per byte",
-        "perplexity": "perplexity of a token",
-        "acc": "accuracy",
-        "acc_norm": "by length",
-    }
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for model, lines in zip(models, files.values(), strict=True):
         for line in lines:
