@@ -27,8 +27,8 @@ if [ -n "${GPU:-}" ]; then
     BATCH=(--micro-batch-size 16 --global-batch-size 512 --lr 1e-3 --min-lr 1e-4) CHAT_BATCH=64
 else
     CORPUS=${CORPUS:-stdlib} MEGABYTES=20 VOCABULARY=4096
-    NPROC=${NPROC:-2} LENGTH=256 ITERATIONS=${QUICK:+60} CHAT_ITERATIONS=${QUICK:+30}
-    ITERATIONS=${ITERATIONS:-1500} CHAT_ITERATIONS=${CHAT_ITERATIONS:-300}
+    NPROC=${NPROC:-2} LENGTH=256 ITERATIONS=${ITERATIONS:-${QUICK:+60}} CHAT_ITERATIONS=${QUICK:+30}
+    ITERATIONS=${ITERATIONS:-600} CHAT_ITERATIONS=${CHAT_ITERATIONS:-200}
     MODEL=(--num-layers 6 --hidden-size 192 --num-attention-heads 6 --ffn-hidden-size 512)
     BATCH=(--micro-batch-size 8 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4) CHAT_BATCH=16
 fi
@@ -84,7 +84,7 @@ samples() {
         > "$RUN/base-samples.jsonl"
     printf '%s\n' 'Who are you?' 'What does `textwrap.dedent` do?' 'What does `os.walk` do?' '12 + 7 =' '41 + 8 =' \
         > "$RUN/questions.txt"
-    mm generate "$RUN/chat" --chat --prompts-file "$RUN/questions.txt" --max-new-tokens 64 --temperature 0 \
+    mm generate "$RUN/chat" --chat --prompts-file "$RUN/questions.txt" --max-new-tokens 64 \
         > "$RUN/chat-samples.jsonl"
 }
 

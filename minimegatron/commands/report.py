@@ -25,6 +25,7 @@ import dataclasses
 import datetime
 import io
 import json
+import math
 import os
 import platform
 import sys
@@ -53,7 +54,7 @@ SHOWN = {  # section -> fields of a configuration that the page shows
     "data": "data_path corpus seq_length sequence_packing split".split(),
 }
 MEASURES = {
-    "bits_per_byte": "bits per byte",
+    "bits per byte": "bits per byte",
     "perplexity": "perplexity of a token",
     "acc": "accuracy",
     "acc_norm": "accuracy by length",
@@ -203,8 +204,16 @@ def planned(log: Log, cluster_name: str, world: int, price: float | None) -> dic
     cluster = read_cluster(cluster_name)
     cluster = cluster if price is None else cluster.replace(price=price)
     sections = {k: v for k, v in log.config.items() if k in ("model", "parallel", "optimizer", "training", "data")}
+    # Which tokens it reads changes nothing.
+    sections["data"] = {
+        key: value for key, value in sections["data"].items() if key in ("seq_length", "sequence_packing")
+    }
     batch = int(log.steps[max(log.steps)]["global_batch_size"])
-    flags = ["--bf16", "--global-batch-size", str(batch), "--mock-data"]
+    ways = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    dp = world // math.prod(int(sections["parallel"].get(name) or 1) for name in ways)
+    own, most = batch // max(1, dp), int(sections["training"]["micro_batch_size"])
+    micro = next((n for n in range(min(most, own), 0, -1) if own % n == 0), most)
+    flags = ["--bf16", "--global-batch-size", str(batch), "--micro-batch-size", str(micro), "--mock-data"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(sections))

@@ -148,5 +148,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     except OSError as error:
         raise ConfigError(f"--chat-template: {error}", fix="a Jinja file, or `plain`") from error
-    made = train_bpe(texts_of(args.input, args.json_key, args.megabytes), args.vocab_size, args.save, template)
+    made = train_bpe(list(texts_of(args.input, args.json_key, args.megabytes)), args.vocab_size, args.save, template)
     print(f"{args.save}: a byte-level BPE of {made.vocab_size:,} tokens")

@@ -37,7 +37,7 @@ def folder(tmp_path):
     second = [config, step(30, 6.5), step(40, 5.25), validation(40, 5.5)]
     write(tmp_path / "base.jsonl", first + second, '{"event": "train", "iter')
     tasks = [
-        {"name": "some/held-out.txt", "tokens": 10, "bits_per_byte": 1.25, "perplexity": 20.5},
+        {"name": "some/held-out.txt", "tokens": 10, "bits per byte": 1.25, "perplexity": 20.5},
         {"name": "sums.jsonl", "questions": 200, "acc": 0.5, "acc_stderr": 0.035},
     ]
     write(tmp_path / "base-tasks.jsonl", tasks)
@@ -74,6 +74,7 @@ def test_the_prediction_is_that_of_plan(folder):
     from minimegatron.planner.planning import plan
 
     log = read_log(folder / "base.jsonl", lines_of(folder / "base.jsonl"))
+    log.config["data"] |= {"mock_data": False, "data_path": ["a"], "tokenizer_type": "HuggingFaceTokenizer"}
     run = parse_args([*MODEL.split(), "--bf16", "--global-batch-size", "4"], 2, reads=False)
     seconds = plan(run, 2, CLUSTERS["h100"]).time.seconds
     told = planned(log, "h100", 2, None)
