@@ -229,7 +229,9 @@ def planned(log: Log, cluster_name: str, world: int, price: float | None) -> dic
         "memory": f"{told.bytes / 2**30:.2f} GiB of {cluster.usable / 2**30:.0f} on a GPU",
     }
     if cluster.price:
-        found["cost"] = f"{told.cost(log.tokens):,.2f} at {cluster.price:g} a GPU and hour"
+        cost = told.cost(log.tokens)
+        found["cost"] = f"{cost:,.2f}" if cost >= 1 else f"{cost:.2g}"
+        found["cost"] += f" at {cluster.price:g} a GPU and hour"
     return found
 
 
