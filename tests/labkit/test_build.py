@@ -14,6 +14,7 @@ from labkit import build
 from labkit.exercises import load_lab
 from labkit.source import notebooks
 from minimegatron.errors import ConfigError
+from tests.labkit.cells import SOURCES
 from tests.thorough import mostly_thorough
 
 pytestmark = pytest.mark.slow  # a build starts two kernels
@@ -119,11 +120,7 @@ NBGRADER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "source",
-    mostly_thorough([MINI, *sorted(ROOT.glob("course/[0-9][0-9]_*/lab.py"))], [0]),
-    ids=lambda p: p.parent.name,
-)
+@pytest.mark.parametrize("source", mostly_thorough([MINI, *SOURCES], [0]), ids=lambda path: path.parent.name)
 def test_nbgraders_metadata_obey_its_schema(source: Path) -> None:
     """The rules of nbgrader's own validator, without nbgrader."""
     for notebook, _ in notebooks(source):
