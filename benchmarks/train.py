@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.train            all comparisons, a few minutes
     OMP_NUM_THREADS=1 python -m benchmarks.train --smoke    the same code on tiny sizes, seconds
     ... --only "dp2 zero3" --against apart                  against two processes that send nothing
+    ... --only tp2 dp2 pp2 --picotron FOLDER                against the same layout of picotron's, a checkout of it
 
 | comparison | A                                | B                                     | reported            |
 |------------|----------------------------------|---------------------------------------|---------------------|
@@ -36,6 +37,7 @@ import torch
 
 from benchmarks.contenders import FULL, LONG, SMOKE, Workload, cpu_seconds, hugging_face_step, on_rank, our_step
 from benchmarks.paired import paired
+from benchmarks.picotron import on_picotron_rank
 from labkit.ranks.pool import WarmPool
 from minimegatron.comm.mesh import Mesh
 from minimegatron.launch import procs
@@ -59,9 +61,21 @@ LAYOUTS: dict[str, dict[str, Any] | None] = {
 }
 
 
-def compare(name: str, work: Workload, pairs: int, warmups: int, apart: bool = False) -> str:
+PICOTRON: dict[str, dict[str, Any] | None] = {"one": {}, "tp2": LAYOUTS["tp2"], "dp2": {}, "pp2": LAYOUTS["pp2"]}
+
+
+def compare(name: str, work: Workload, pairs: int, warmups: int, apart: bool = False, picotron: str = "") -> str:
     """Run one comparison; a line for `RECORDS.md`."""
-    if name in SERIAL:
+    if picotron:
+        with WarmPool(1 if name == "one" else 2) as pool:
+            ratio = paired(
+                lambda: sum(pool.run(on_rank, work, PICOTRON[name], timeout=300)),
+                lambda: sum(pool.run(on_picotron_rank, work, name, picotron, timeout=300)),
+                pairs,
+                warmups,
+            )
+        what = f"{name}: tokens per CPU-second against picotron"
+    elif name in SERIAL:
         ours, theirs = our_step(work, Mesh.serial()), hugging_face_step(work, compiled=name == "compiled")
         ratio = paired(lambda: cpu_seconds(ours, work.steps), lambda: cpu_seconds(theirs, work.steps), pairs, warmups)
         what = f"tokens per CPU-second against the Hugging Face loop{SERIAL[name]}"
@@ -84,11 +98,16 @@ def compare(name: str, work: Workload, pairs: int, warmups: int, apart: bool = F
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
-    parser.add_argument("--only", nargs="*", choices=[*SERIAL, *LAYOUTS], default=[*SERIAL, *LAYOUTS])
+    parser.add_argument("--only", nargs="*", choices=["one", *SERIAL, *LAYOUTS], help="default all")
     parser.add_argument("--against", choices=["one", "apart"], default="one", help="apart: two that send nothing")
+    parser.add_argument("--picotron", default="", metavar="FOLDER", help="a checkout: compare with its layouts")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--micro-batch", type=int, help="samples of a forward pass, 2 if not given")
     args = parser.parse_args()
+    known = PICOTRON if args.picotron else SERIAL | LAYOUTS
+    names = args.only or list(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"{', '.join(unknown)} cannot be compared so; fix: choose from {', '.join(known)}")
     torch.set_num_threads(1)
     procs.keep_memory()
     work, pairs, warmups = (SMOKE, 2, 0) if args.smoke else (FULL, args.pairs, 2)
@@ -101,9 +120,19 @@ def main() -> None:
         f"{work.micro_batch} ({LONG.batch} x {LONG.seq_length} for cp, one by one); "
         f"median of {pairs} A B B A pairs (quartiles)"
     )
-    for name in args.only:
+    for name in names:
         of = LONG if name.startswith("cp") and not args.smoke else work
-        print(compare(name, of, pairs, warmups, args.against == "apart"), flush=True)
+        print(
+            compare(
+                name,
+                of,
+                pairs,
+                warmups,
+                args.against == "apart",
+                os.path.abspath(args.picotron) if args.picotron else "",
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
