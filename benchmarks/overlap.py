@@ -114,8 +114,8 @@ class Link(GlooTransport):
         self._seconds_per_byte = seconds_per_byte
         self._free = self.busy = 0.0
 
-    def all_reduce(self, x: torch.Tensor, axis: Axis, op: str) -> Started:
-        return self._late(2.0, x, axis, super().all_reduce(x, axis, op))
+    def all_reduce(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, op: str) -> Started:
+        return self._late(2.0, x, axis, super().all_reduce(x, output, axis, op))
 
     def all_gather(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
         return self._late(float(axis.size), x, axis, super().all_gather(x, output, axis))

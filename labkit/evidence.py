@@ -154,11 +154,13 @@ class OpRecorder(TorchDispatchMode):
         setattr(Work, "wait", noted)  # noqa: B010  mypy forbids the assignment
         self._resize, resized = torch.UntypedStorage.resize_, self._resized
         torch.UntypedStorage.resize_ = lambda storage, size: resized(storage, size)  # type: ignore[method-assign]
+        shared_memory.observers.append(self._through_memory)
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
+        shared_memory.observers.remove(self._through_memory)
         setattr(Work, "wait", self._wait)  # noqa: B010
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._recorder.__exit__(*error)
@@ -174,10 +176,7 @@ class OpRecorder(TorchDispatchMode):
         elif talk and len(self.calls) < _MAX_CALLS:
             nbytes = max([_nbytes(arg) for arg in args] + [_nbytes(result) if namespace != "c10d" else 0])
             peer = args[2] if name in ("send", "recv_") else -1
-            if name == "send":  # an envelope stands for what it announces
-                nbytes = shared_memory.bytes_of(args[0][0])
-            self.calls.append(Call(_NAMES.get(name, name), nbytes, peer, self.ops))
-            self._note(_NAMES.get(name, name), nbytes)
+            self._call(_NAMES.get(name, name), nbytes, peer)
         if not talk:
             self.ops += 1
             if name in _PRODUCTS:
@@ -187,6 +186,17 @@ class OpRecorder(TorchDispatchMode):
                 self.largest = max(self.largest, tensor.nbytes)
             self._hold(tensor)
         return result
+
+    def _through_memory(self, what: str, nbytes: int, peer: int) -> None:
+        """A message of ranks that share memory, which no operator of c10d sends."""
+        if what == "wait":
+            self._note("wait", 0)
+        elif len(self.calls) < _MAX_CALLS:
+            self._call(what, nbytes, peer)
+
+    def _call(self, name: str, nbytes: int, peer: int) -> None:
+        self.calls.append(Call(name, nbytes, peer, self.ops))
+        self._note(name, nbytes)
 
     def _note(self, what: str, much: int) -> None:
         if len(self.order) < _MAX_CALLS:

@@ -54,6 +54,7 @@ import torch.distributed as dist
 
 from labkit.ranks.fork_server import ENVIRONMENT, obey, reap, send
 from minimegatron import trace
+from minimegatron.comm import pipes
 from minimegatron.comm.async_ops import publish_waiting, set_transport
 from minimegatron.comm.fingerprints import fingerprints
 from minimegatron.comm.gloo import GlooTransport
@@ -228,6 +229,7 @@ def _failure(error: BaseException) -> Failure:
 
 
 def _leave_group() -> None:
+    pipes.close_all()
     if dist.is_initialized():
         dist.destroy_process_group()
     if "torch.distributed.tensor" in sys.modules:

@@ -50,7 +50,8 @@ class GlooTransport(Transport):
             works = [_receive(place, axis, source) for place, source in zip(places, before, strict=True)]
             return Started(works + [_send(x, axis, to) for to in after])
         messages = [Message(axis, source) for source in before]
-        return Started([*messages, *send_message(x, axis, after)], lambda: _put(messages, places))
+        send_message(x, axis, after)
+        return Started(messages, lambda: _put(messages, places))
 
     def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
         if not is_gloo(axis):
@@ -64,13 +65,14 @@ class GlooTransport(Transport):
             works += [_send(parts[to], axis, to) for to in after]
             return Started(works, lambda: _add_up([own, *terms], output))
         messages = [Message(axis, source) for source in before]
-        works = [work for to in after for work in send_message(parts[to], axis, [to])]
+        for to in after:
+            send_message(parts[to], axis, [to])
 
         def add() -> None:
             _add_up([own, *(message.view(own) for message in messages)], output)
             _close(messages)
 
-        return Started([*messages, *works], add)
+        return Started(messages, add)
 
     def ring_shift(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, tag: int) -> Started:
         x = x.detach()
@@ -78,22 +80,24 @@ class GlooTransport(Transport):
             return super().ring_shift(x, output, axis, tag)
         source, to = (axis.rank - 1) % axis.size, (axis.rank + 1) % axis.size
         message = Message(axis, source, tag)
-        return Started([message, *send_message(x, axis, [to], tag)], lambda: message.copy_to(output))
+        send_message(x, axis, [to], tag)
+        return Started([message], lambda: message.copy_to(output))
 
-    def all_reduce(self, x: torch.Tensor, axis: Axis, op: str) -> Started:
+    def all_reduce(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, op: str) -> Started:
         if op != "sum" or not is_gloo(axis) or not carries(axis, x):
-            return super().all_reduce(x, axis, op)
+            return super().all_reduce(x, output, axis, op)
         x = x.detach()
         before, after = _others(axis)
         messages = {source: Message(axis, source) for source in before}
-        works = send_message(x, axis, after)
+        send_message(x, axis, after)
 
-        def add() -> None:
-            own = x.clone() if axis.rank > 1 else x  # the sum of the first two is written to `x`
-            _add_up([messages[rank].view(x) if rank in messages else own for rank in range(axis.size)], x)
+        def add() -> None:  # the sum of the first two is written to `output`
+            own = x.clone() if axis.rank > 1 and x.data_ptr() == output.data_ptr() else x
+            terms = [messages[rank].view(x) if rank in messages else own for rank in range(axis.size)]
+            _add_up(terms, output)
             _close(messages.values())
 
-        return Started([*messages.values(), *works], add)
+        return Started([*messages.values()], add)
 
     def all_to_all(
         self, x: torch.Tensor, output: torch.Tensor, axis: Axis, output_splits: Splits, input_splits: Splits
@@ -109,7 +113,7 @@ class GlooTransport(Transport):
         works = [_receive(received[i], axis, i) for i in before if i not in messages and received[i].numel()]
         for to in after:
             if carries(axis, sent[to]):
-                works += send_message(sent[to], axis, [to])
+                send_message(sent[to], axis, [to])
             elif sent[to].numel():
                 works.append(_send(sent[to], axis, to))
         places = [received[source] for source in messages]

@@ -3,12 +3,12 @@
 Inside a machine gloo sends everything through TCP, which costs two processes three times the processor time of one copy
 into mapped memory and one out of it.
 
-    sender      slot of shared memory <- tensor      envelope (process, slot, place of the mark) -- gloo -->
-    receiver    -- gloo --> envelope                 read the tensor in the slot, then mark it as read
+    sender      slot of shared memory <- tensor      envelope (process, slot, place of the mark) -- pipe -->
+    receiver    -- pipe --> envelope                 read the tensor in the slot, then mark it as read
 
-A receiver waits only for gloo's envelope. So the order of messages, deadlines and the death of a neighbour are handled
-by gloo as before. A sender never waits for a reader: it uses only slots that all of their readers have marked, and
-takes a new one if there is none. A slot is a `memfd`: it has no name in a file system, is not limited by the size of
+A receiver waits only for the envelope, so the order of messages, deadlines and the death of a neighbour are a matter of
+`comm/pipes`. A sender never waits for a reader: it uses only slots that all of their readers have marked, and takes a
+new one if there is none. A slot is a `memfd`: it has no name in a file system, is not limited by the size of
 `/dev/shm`, and ends with its sender's process. It is reused for later messages. Like NCCL's buffers these bytes belong
 to the network; they are a row of their own in the table of memory by owner (`nbytes`).
 
@@ -17,8 +17,8 @@ to the network; they are a row of their own in the table of memory by owner (`nb
 | under `MIN_BYTES`                               | TCP: an envelope costs as much                             |
 | in a group that is not all on one Linux machine | TCP: ranks try each other's memory before the first message |
 
-Receivers open a slot as `/proc/<pid>/fd/<n>`, which the kernel allows to processes of one user. `comm/gloo` builds
-collectives from such messages.
+Receivers open a slot, and senders a pipe, as `/proc/<pid>/fd/<n>`, which the kernel allows to processes of one user.
+`comm/gloo` builds collectives from such messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.pipes import Pipes
 
 MIN_BYTES = 1 << 17  # of a message
 HEAD = 4096  # bytes of a slot before its tensor: a mark for each reader, the tensor's bytes, and the slot's number
@@ -47,9 +48,11 @@ _LENGTH, _NUMBER = HEAD // 8 - 2, HEAD // 8 - 1  # where the last two are
 
 _slots: list[_Slot] = []  # of this process
 _seen: dict[int, tuple[int, mmap.mmap]] = {}  # slots of others by number, each with its process
-_agreed: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # by process group
+_pipes: weakref.WeakKeyDictionary[Any, Pipes | None] = weakref.WeakKeyDictionary()  # by process group; None: TCP
 _members: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+# Called with "send", "recv" or "wait", the tensor's bytes and the other's rank in the group: for who counts messages.
+observers: list[Callable[[str, int, int], None]] = []
 
 
 class _Slot:
@@ -71,8 +74,7 @@ class _Slot:
         self._tensor = _address(self.memory) + HEAD
         self.marks = _words(self.memory)
         self.marks[_NUMBER] = self.number
-        self._head = [os.getpid(), self.fd, self.size, self.number]
-        self._envelopes: list[torch.Tensor] = []
+        self.head = (os.getpid(), self.fd, self.size, self.number)
         self.readers = self.used = 0
 
     def free(self) -> bool:
@@ -86,21 +88,15 @@ class _Slot:
         self.marks[_LENGTH] = x.nbytes
         ctypes.memmove(self._tensor, x.data_ptr(), x.nbytes)  # a tensor here would be one that `memory.Tracker` counts
 
-    def envelope(self, reader: int) -> torch.Tensor:
-        while len(self._envelopes) <= reader:
-            self._envelopes.append(torch.tensor([*self._head, len(self._envelopes)]))
-        return self._envelopes[reader]
-
 
 class Message:
     """A message from another rank: call `wait()`, read `view`, then `close()`."""
 
     def __init__(self, axis: Axis, source: int, tag: int = 0) -> None:
-        self._source = axis.ranks[source]
-        self._envelope = torch.empty(5, dtype=torch.int64)
-        assert axis.group is not None, "an axis of one rank has no messages"
-        self._work = axis.group.recv([self._envelope], _member(axis, source), tag)
+        self._source, self._member, self._pipes = axis.ranks[source], _member(axis, source), _agreed_pipes(axis)
+        self._ticket = self._pipes.expect(self._member, tag)
         self._memory: mmap.mmap | None = None
+        _tell("recv", 0, self._member)
 
     def wait(self) -> None:
         """Block until the message has arrived.
@@ -108,8 +104,9 @@ class Message:
         Raises:
             RuntimeError: the sender did not send within the deadline, or has ended.
         """
-        self._work.wait()
-        pid, fd, size, number, self._reader = self._envelope.tolist()
+        envelope = self._pipes.take(self._member, self._ticket, f"rank {self._source}")
+        pid, fd, size, number, self._reader = envelope
+        _tell("wait", 0, self._member)
         if number not in _seen:
             try:
                 opened = _open(pid, fd, size, number)
@@ -156,23 +153,28 @@ class Message:
         return self._memory
 
 
-def send_message(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -> list[Any]:
-    """Write a contiguous tensor into shared memory and send envelopes to these ranks of the axis; returns works to wait
-    for."""
+def send_message(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -> None:
+    """Write a contiguous tensor into shared memory and send envelopes to these ranks of the axis.
+
+    Raises:
+        RuntimeError: one of them has ended.
+    """
     fit = [slot for slot in _slots if slot.size >= HEAD + x.nbytes and slot.free()]
     if not fit:
         fit = [_Slot(x.nbytes)]
         _slots.extend(fit)
     slot = min(fit, key=lambda slot: slot.size)
     slot.fill(x, len(to))
-    assert axis.group is not None, "an axis of one rank has no messages"
-    return [axis.group.send([slot.envelope(k)], _member(axis, rank), tag) for k, rank in enumerate(to)]
+    pipes = _agreed_pipes(axis)
+    for reader, rank in enumerate(to):
+        member = _member(axis, rank)
+        _tell("send", x.nbytes, member)
+        pipes.write(member, (*slot.head, reader), tag, f"rank {axis.ranks[rank]}")
 
 
-def bytes_of(message: torch.Tensor) -> int:
-    """Bytes that a message of gloo's stands for: its own, or for an envelope those of the tensor."""
-    slot = next((slot for slot in _slots if any(message is envelope for envelope in slot._envelopes)), None)
-    return slot.marks[_LENGTH] if slot is not None else message.nbytes
+def _tell(what: str, nbytes: int, member: int) -> None:
+    for observer in observers:
+        observer(what, nbytes, member)
 
 
 def nbytes() -> int:
@@ -189,16 +191,61 @@ def _member(axis: Axis, position: int) -> int:
 
 
 def agreed(axis: Axis) -> bool:
-    """Whether all ranks of the axis can read each other's slots: they try it together, at the first call."""
-    if axis.group not in _agreed:
+    """Whether all ranks of the axis can read each other's slots and pipes: they try it together, at the first call."""
+    if axis.group not in _pipes:
         with _disable_current_modes():  # as connecting is: nothing that somebody who counts messages has asked for
-            offer = torch.tensor(_offer(axis))
-            offers = [torch.empty_like(offer) for _ in axis.ranks]
-            dist.all_gather(offers, offer, group=axis.group)
-            works = torch.tensor([int(all(_readable(*other.tolist()) for other in offers))])
-            dist.all_reduce(works, dist.ReduceOp.MIN, group=axis.group)
-            _agreed[axis.group] = bool(works)
-    return _agreed[axis.group]
+            _pipes[axis.group] = _tried(axis)
+    return _pipes[axis.group] is not None
+
+
+def _tried(axis: Axis) -> Pipes | None:
+    group, pipes = axis.group, None
+    assert group is not None, "an axis of one rank has no messages"
+    offer = [0] * (5 + group.size())
+    try:
+        if hasattr(os, "memfd_create") and group.size() <= _LENGTH:
+            if not _slots:
+                _slots.append(_Slot(MIN_BYTES))
+            pipes = Pipes(group.size(), group.rank(), _seconds(group))
+            offer = [_machine(), *_slots[0].head, *pipes.offer()]
+    except OSError:  # not Linux; or it is forbidden here; or this process has too many files
+        pass
+    offers = [torch.empty(len(offer), dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(offers, torch.tensor(offer), group=group)
+    works = torch.tensor([int(pipes is not None and _reachable(pipes, group.rank(), offers))])
+    dist.all_reduce(works, dist.ReduceOp.MIN, group=group)
+    if pipes is not None and works:
+        pipes.all_open()
+        return pipes
+    if pipes is not None:
+        pipes.close()
+    return None
+
+
+def _seconds(group: dist.ProcessGroup) -> float:
+    """The deadline of a wait in this group."""
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()  # type: ignore[no-any-return]
+
+
+def _reachable(pipes: Pipes, own: int, offers: Sequence[torch.Tensor]) -> bool:
+    """Whether this rank can open every rank's slot, and its pipes; those are open afterwards."""
+    try:
+        for rank, offer in enumerate(offers):
+            machine, pid, fd, size, number, *ends = offer.tolist()
+            if machine != _machine():
+                return False
+            _open(pid, fd, size, number).close()
+            if rank != own:
+                pipes.open(rank, pid, ends[own])
+    except OSError:
+        return False
+    return True
+
+
+def _agreed_pipes(axis: Axis) -> Pipes:
+    pipes = _pipes[axis.group]
+    assert pipes is not None, "a message between ranks that have not agreed on memory"
+    return pipes
 
 
 def shares_memory(axis: Axis, x: torch.Tensor) -> bool:
@@ -209,26 +256,6 @@ def shares_memory(axis: Axis, x: torch.Tensor) -> bool:
 def carries(axis: Axis, x: torch.Tensor) -> bool:
     """Whether this tensor, sent as one message, travels through memory."""
     return x.nbytes >= MIN_BYTES and shares_memory(axis, x)
-
-
-def _offer(axis: Axis) -> list[int]:
-    """The number of this machine, and a slot for the others to open; zeros where there can be no slot."""
-    try:
-        if not _slots and hasattr(os, "memfd_create") and axis.size <= _LENGTH:
-            _slots.append(_Slot(MIN_BYTES))
-        return [_machine(), *_slots[0].envelope(0).tolist()]
-    except (OSError, IndexError):  # not Linux; or it is forbidden here
-        return [0] * 6
-
-
-def _readable(machine: int, pid: int, fd: int, size: int, number: int, _: int) -> bool:
-    try:
-        if machine != _machine():
-            return False
-        _open(pid, fd, size, number).close()
-    except OSError:
-        return False
-    return True
 
 
 def _machine() -> int:

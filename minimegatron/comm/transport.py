@@ -47,9 +47,11 @@ class Transport:
     results are those of the functions of the same name in `comm/collectives`.
     """
 
-    def all_reduce(self, x: torch.Tensor, axis: Axis, op: str) -> Started:
-        """Sum, "max" or "min", written into `x`."""
-        return Started([dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)])
+    def all_reduce(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, op: str) -> Started:
+        """Sum, "max" or "min"; `output` may be `x`."""
+        if output is not x:
+            output.copy_(x.detach())
+        return Started([dist.all_reduce(output, op=_OPS[op], group=axis.group, async_op=True)])
 
     def all_gather(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
         """`[n, ...] -> [n * size, ...]`; `x` may be this rank's part of `output`."""
@@ -97,5 +99,10 @@ class FakeTransport(Transport):
     def _nothing(self, *_: Any) -> Started:
         return Started()
 
-    all_reduce = all_gather = reduce_scatter = all_to_all = _nothing  # type: ignore[assignment]
+    def all_reduce(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, op: str) -> Started:
+        if output is not x:
+            output.copy_(x.detach())
+        return Started()
+
+    all_gather = reduce_scatter = all_to_all = _nothing  # type: ignore[assignment]
     broadcast = ring_shift = send = recv = _nothing  # type: ignore[assignment]

@@ -42,7 +42,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm import watchdog
+from minimegatron.comm import pipes, watchdog
 from minimegatron.comm.async_ops import set_transport
 from minimegatron.comm.gloo import GlooTransport
 from minimegatron.errors import ConfigError, named
@@ -131,6 +131,7 @@ def finish() -> None:
     ledger.meet("finish", _rank.seconds)
     if _rank.watch is not None:
         _rank.watch.stop()
+    pipes.close_all()
     if dist.is_initialized():
         dist.destroy_process_group()
     # Where rank 0 itself serves the store (no agent), it has to leave last.

@@ -72,7 +72,7 @@ def swap(rank: int, world: int) -> tuple[str, float]:
     with fingerprints(False):  # what happens without: numbers, and wrong ones
         total = all_reduce((first if rank == 0 else second).clone(), axis).item()
     named = Work(first, "all_reduce", axis, x=first, extra=names[0])
-    return raised(lambda: issue(named, lambda transport: transport.all_reduce(first, axis, "sum"))), total
+    return raised(lambda: issue(named, lambda transport: transport.all_reduce(first, first, axis, "sum"))), total
 
 
 def test_two_swapped_collectives_of_one_shape_return_numbers_unless_they_are_named(pools: Any) -> None:

@@ -159,12 +159,9 @@ def one_reader_is_late(rank: int, world: int) -> list[float]:
     axis, x = Axis.world("world"), torch.zeros(50_000)
     assert shared_memory.agreed(axis)
     if rank == 0:
-        works = []
         for number in range(4):
-            works += shared_memory.send_message(x.fill_(number), axis, [1, 2])
+            shared_memory.send_message(x.fill_(number), axis, [1, 2])
             c.barrier(axis)
-        for work in works:
-            work.wait()
         return []
     messages, found = [], []
     for _ in range(4):
@@ -296,9 +293,8 @@ def sender_is_gone(rank: int, world: int) -> str:
     axis = Axis.world("world")
     assert shared_memory.shares_memory(axis, torch.zeros(1))
     if rank == 1:
-        slot = shared_memory._Slot(100)
-        slot._head[0] = 2**22 + 1
-        axis.group.send([slot.envelope(0)], 0, 0).wait()
+        pipes, head = shared_memory._agreed_pipes(axis), shared_memory._Slot(100).head
+        pipes.write(0, (2**22 + 1, *head[1:], 0), 0, "rank 0")
         return ""
     try:
         shared_memory.Message(axis, 1).wait()
@@ -319,7 +315,6 @@ def witnessed(rank: int, world: int) -> int:
     with through(ALWAYS), Witness(rank) as witness:
         for name in ("all_gather", "reduce_scatter", "all_to_all"):
             start(name, x, axis).wait()
-    assert shared_memory.bytes_of(x) == x.nbytes
     return witness.evidence().nbytes("send")
 
 

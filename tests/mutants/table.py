@@ -374,10 +374,8 @@ MUTANTS = (
     ),
     Mutant(
         "terms of an all-reduce are let go of before they are added", "minimegatron/comm/gloo.py",
-        "            _add_up([messages[rank].view(x) if rank in messages else own for rank in range(axis.size)], x)\n"
-        "            _close(messages.values())\n",
-        "            views = [messages[rank].view(x) if rank in messages else own for rank in range(axis.size)]\n"
-        "            _close(messages.values())\n            _add_up(views, x)\n",
+        "            _add_up(terms, output)\n            _close(messages.values())\n",
+        "            _close(messages.values())\n            _add_up(terms, output)\n",
         _LET_GO,
     ),
     Mutant(
