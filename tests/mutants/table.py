@@ -107,8 +107,8 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- collectives, groups
     Mutant(
         "every reduction is a sum", "minimegatron/comm/transport.py",
-        "dist.all_reduce(x, op=_OPS[op], group=axis.group, async_op=True)",
-        'dist.all_reduce(x, op=_OPS["sum"], group=axis.group, async_op=True)', "tests/comm/test_collectives.py",
+        "dist.all_reduce(output, op=_OPS[op], group=axis.group, async_op=True)",
+        'dist.all_reduce(output, op=_OPS["sum"], group=axis.group, async_op=True)', "tests/comm/test_collectives.py",
     ),
     Mutant(
         "that a rank waits is not known", "minimegatron/comm/async_ops.py", "    wait, waited = issue, issued\n", "",
@@ -130,8 +130,8 @@ MUTANTS = (
     ),
     Mutant(
         "g writes into its input", "minimegatron/comm/collectives.py",
-        "return all_reduce(x.clone(memory_format=torch.contiguous_format), axis)",
-        "return all_reduce(x.contiguous(), axis)", "tests/comm/test_collectives.py",
+        "return all_reduce_start(x.contiguous(), axis, output=result).wait()",
+        "return all_reduce_start(x.contiguous(), axis).wait()", "tests/comm/test_collectives.py",
     ),
     Mutant(
         "f's backward sums nothing", "minimegatron/comm/collectives.py", "lambda grad: _sum_of_copies(grad, axis))",
@@ -394,6 +394,16 @@ MUTANTS = (
         "a slot under way is taken again", "minimegatron/comm/shared_memory.py",
         "if slot.size >= HEAD + x.nbytes and slot.free()]", "if slot.size >= HEAD + x.nbytes]",
         "tests/comm/test_shared_memory.py -k late_reader",
+    ),
+    Mutant(
+        "messages of all tags are one order", "minimegatron/comm/pipes.py",
+        "self._letters[tag, self._come[tag]] =", "self._letters[tag, sum(self._come.values())] =",
+        "tests/comm/test_pipes.py -k ticket",
+    ),
+    Mutant(
+        "a receiver keeps the senders' ends open", "minimegatron/comm/pipes.py",
+        "                inbox.close_end()\n\n    def expect", "                pass\n\n    def expect",
+        "tests/comm/test_pipes.py -k end_of",
     ),
     # -------------------------------------------------------------------------------------- checkpoints
     Mutant(
