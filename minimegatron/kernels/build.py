@@ -17,6 +17,8 @@ and a killed build leaves a staging folder that the next one removes.
 | `emulated` | g++ (or clang++)    | any CPU, through `csrc/emulator.h`                    |
 | `cpu`      | g++ (or clang++)    | this CPU, with all instructions that it has (`.cpp`)  |
 
+A kernel for CPUs that came with the wheel is taken as it is (`prebuilt`).
+
 The cache is `$MINIMEGATRON_KERNEL_CACHE`, else `minimegatron/kernels` in `$XDG_CACHE_HOME` or `~/.cache`.
 """
 
@@ -26,7 +28,6 @@ import functools
 import hashlib
 import os
 import platform
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -35,7 +36,7 @@ import torch
 
 from minimegatron.data.publish import build_once
 from minimegatron.errors import DataError
-from minimegatron.kernels import toolkit
+from minimegatron.kernels import prebuilt, toolkit
 from minimegatron.kernels.toolkit import KernelsUnavailable
 from minimegatron.launch import procs
 
@@ -45,10 +46,7 @@ EMULATED_FLAGS = (
     "-x", "c++", "-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-fno-gnu-unique", "-ffp-contract=off", "-DMM_EMULATE",
     "-U_FORTIFY_SOURCE", "-Wall", "-Wno-unknown-pragmas",
 )  # fmt: skip
-CPU_FLAGS = (
-    "-x", "c++", "-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fopenmp-simd", "-fno-math-errno",
-    "-fno-trapping-math", "-fvisibility=hidden", "-pthread", "-Wall", "-Wno-unknown-pragmas",
-)  # fmt: skip
+CPU_FLAGS = (*prebuilt.FLAGS, "-march=native")
 CUDA_FLAGS = ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC", "--cudart=static", "-Xptxas", "-v")
 
 
@@ -70,7 +68,7 @@ def compiler(target: str) -> str | None:
     if target == "cuda":
         found = toolkit.nvcc()
         return None if found is None else found.path
-    return shutil.which("g++") or shutil.which("clang++")
+    return prebuilt.compiler()
 
 
 def source_of(name: str, target: str) -> str:
@@ -86,6 +84,11 @@ def cpu_instructions() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def came_along(name: str) -> Path | None:
+    """The library of a kernel file that the wheel brought for this CPU; None if it has none."""
+    return prebuilt.found(name, cpu_instructions().split(), prebuilt.FOLDER)
 
 
 @functools.cache
@@ -142,6 +145,8 @@ def library(
         KernelsUnavailable: no compiler, no writable folder, or the compiler's own message.
         DeadlineError: another process has been building for longer than the deadline.
     """
+    if target == "cpu" and source is None and not extra and (there := came_along(name)) is not None:
+        return there
     program = compiler(target)
     if program is None:
         wanted, fix = ("nvcc", toolkit.FIX) if target == "cuda" else ("g++ or clang++", "install g++ or clang++")

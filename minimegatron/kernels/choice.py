@@ -205,7 +205,10 @@ def target_of(backend: str, device: str) -> str:
 
 
 def obstacle(target: str) -> str | None:
-    """Why this machine can build no kernel for a target of `build` ("cuda", "emulated", "cpu"); None if it can."""
+    """Why this machine can build no kernel for a target of `build` ("cuda", "emulated", "cpu"); None if it can, or if
+    those for its CPU came with the wheel."""
+    if target == "cpu" and all(build.came_along(name) is not None for name in build.sources("cpp")):
+        return None
     if build.compiler(target) is None:
         return f"this machine has no {'nvcc' if target == 'cuda' else 'g++ or clang++'}"
     folder = build.cache_folder()
