@@ -70,7 +70,7 @@ def build(folder: Path, names: Collection[str] | None = None, wanted: Collection
     """Compile kernel files for these levels into `folder`; default all.
 
     Raises:
-        subprocess.CalledProcessError: the compiler refused one; it has printed why.
+        subprocess.SubprocessError: the compiler refused one and has printed why, or took longer than ten minutes.
     """
     program = compiler()
     assert program is not None, "can_build() comes first"
@@ -80,4 +80,4 @@ def build(folder: Path, names: Collection[str] | None = None, wanted: Collection
             path.parent.mkdir(parents=True, exist_ok=True)
             print(f"compiling {name}.cpp for {level}", flush=True)
             command = [program, *FLAGS, f"-march={level}", *TRAVELS, f"-I{CSRC}", str(CSRC / f"{name}.cpp")]
-            subprocess.run([*command, "-o", str(path)], check=True)
+            subprocess.run([*command, "-o", str(path)], check=True, timeout=600)
