@@ -6,7 +6,7 @@ All else about the package stands in `pyproject.toml`. An editable install compi
 import runpy
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -20,17 +20,17 @@ class BuildPy(build_py):
             prebuilt["build"](Path(self.build_lib, "minimegatron", "kernels", "prebuilt"))
 
 
+class WithLibraries(Distribution):
+    def has_ext_modules(self) -> bool:
+        """Whether a wheel is of one platform."""
+        return bool(prebuilt["can_build"]())
+
+
 class Wheel(bdist_wheel):
-    """Of any Python 3, but of this platform if it has libraries."""
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        if prebuilt["can_build"]():
-            self.root_is_pure = False
-
     def get_tag(self) -> tuple[str, str, str]:
+        """Of any Python 3: the libraries are loaded by `ctypes`."""
         *_, platform = super().get_tag()
         return "py3", "none", platform
 
 
-setup(cmdclass={"build_py": BuildPy, "bdist_wheel": Wheel})
+setup(cmdclass={"build_py": BuildPy, "bdist_wheel": Wheel}, distclass=WithLibraries)
