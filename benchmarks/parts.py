@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import functools
 import os
 import sys
@@ -109,7 +110,7 @@ def parts(rank: int, world: int, work: Workload, case: str, steps: int) -> dict[
     silent = case == "silent"
     layout = {} if case == "one" else LAYOUTS["tp2" if silent else case]
     if layout is None:
-        work = Workload(work.model, work.batch // world, work.micro_batch, work.seq_length, work.steps)
+        work = dataclasses.replace(work, batch=work.batch // world)
     step = our_step(work, Mesh.serial() if layout is None else Mesh.build(ParallelConfig.from_dict(layout)))
     step()
     if silent:
@@ -131,11 +132,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--only", nargs="*", choices=CASES, default=CASES)
+    parser.add_argument("--batch", type=int, help="samples of a step, in microbatches of 2")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2, help="of a round, after two")
     args = parser.parse_args()
     torch.set_num_threads(1)
     work, table = SMOKE if args.smoke else FULL, dict[str, dict[str, float]]()
+    work = dataclasses.replace(work, batch=args.batch or work.batch)
     with WarmPool(1) as one, WarmPool(2) as two:
         for case in args.only * args.rounds:
             of_ranks = (one if case == "one" else two).run(parts, work, case, args.steps, timeout=300)
