@@ -153,7 +153,7 @@ class OpRecorder(TorchDispatchMode):
 
         setattr(Work, "wait", noted)  # noqa: B010  mypy forbids the assignment
         self._resize, resized = torch.UntypedStorage.resize_, self._resized
-        torch.UntypedStorage.resize_ = lambda storage, size: resized(storage, size)  # type: ignore[method-assign]
+        setattr(torch.UntypedStorage, "resize_", lambda storage, size: resized(storage, size))  # noqa: B010
         shared_memory.observers.append(self._through_memory)
         super().__enter__()
         return self
