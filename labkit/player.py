@@ -34,9 +34,10 @@ import datetime
 import hashlib
 import random
 import re
+import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,29 +105,42 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         raise Failed({**_error(error, job["exercise"]), "trials": done}) from None
 
 
-def vary(rank: int, world: int, job: dict[str, Any]) -> list[Any]:
+class _Endless(Exception):
+    """A variant has used all the processor that it may."""
+
+
+def vary(rank: int, world: int, job: dict[str, Any]) -> Iterator[Any]:
     """The values of each of the job's `variants` of the exercise on the trials, or the error that one raises.
 
-    A variant on ranks gets a default process group of its own, whose waits end after `patience` seconds: a rank that
-    another has left alone goes on to the next.
+    A variant on ranks gets a default process group of its own. One that hangs is the caller's affair, which sees
+    whether any rank still computes; one that computes for ever ends after `patience` seconds of processor.
     """
+
+    def endless(*_: object) -> None:
+        raise _Endless
+
     _enter(job)
-    values: list[Any] = []
+    signal.signal(signal.SIGPROF, endless)
     for number, text in enumerate(job["variants"]):
         _install({job["exercise"]: text})
+        said: Any = None
         try:
             if job["world"]:
                 (place := sandbox.shared_folder() / str(number)).mkdir(exist_ok=True)
-                process_group.connect(place, rank, world, job["patience"], job["seconds"])
+                process_group.connect(place, rank, world, job["seconds"])
             given = groups_of(job, rank) if job["world"] else {}
-            values.append([_value(job, at, given) for at in range(len(job["trials"]))])
+            signal.setitimer(signal.ITIMER_PROF, job["patience"])
+            said = [_value(job, at, given) for at in range(len(job["trials"]))]
+        except _Endless:
+            pass
         except Exception as error:
             failed = _error(error, job["exercise"])
-            values.append({"error": failed["error"], "peer": failed["peer"]})
+            said = {"error": failed["error"], "peer": failed["peer"]}
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             if dist.is_initialized():
                 dist.destroy_process_group()
-    return values
+        yield said
 
 
 def _value(job: dict[str, Any], number: int, groups: dict[str, Any]) -> Any:
