@@ -54,8 +54,12 @@ from minimegatron.launch.error_report import is_consequence
 
 STUB = "your code here"
 _NO_FUNCTION = re.compile(r"module '(exercises\.\w+)' has no attribute '(\w+)'")
-# Of gloo's errors: a place in torch's sources, a port that is another one in each run, and advice.
-_NOISE = re.compile(r"^\[\S+\.cc:\d+\] | \[127\.0\.0\.1\]:\d+|\.? This is typically caused by .*")
+# Of gloo's errors: a place in torch's sources, in some with the time of day; a port that is another one in each run;
+# advice.
+_NOISE = re.compile(
+    r"^\[(enforce fail at )?\S+\.cc:\d+\] |^(\[rank\d+\]:)?\[[A-Z]\d+ [\d:.]+ \S+\.cpp:\d+\] "
+    r"| \[127\.0\.0\.1\]:\d+|\.? This is typically caused by .*"
+)
 _BESIDE = {  # words of an error, and what a learner does not know of the place where it was raised
     "got an unexpected keyword argument": "the check calls by name: keep the names of the parameters",
     "Default process group has not been initialized": "there is no process group yet where a cell is imported: create "
