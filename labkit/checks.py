@@ -47,11 +47,6 @@ def sends(
     return accept
 
 
-def only(*names: str) -> Accept:
-    """Judge: every communication is one of these, however many: `only("send", "recv")`."""
-    return sends(*names)
-
-
 def at_most(what: str, nbytes: Callable[[Any], float], *names: str) -> Accept:
     """Judge: no rank moves more than `nbytes(inputs)` with these communications; `what` names the bound: "2
     (N-1)/N n"."""

@@ -88,7 +88,7 @@ class Nursery:
 
         Args:
             function: a top-level function, found by its name in the new process; it returns plain data, or raises
-                `Failed` with some.
+                `Failed` with some; a generator's values arrive as a list, as far as it came.
             jobs: plain data, one a rank. A rank gets its own only.
             limits: what a rank may use.
             path: put in front of the processes' `sys.path`.

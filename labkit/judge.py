@@ -31,13 +31,12 @@ from labkit.exercises import Prepared, load_lab
 from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
 from labkit.player import STUB
-from labkit.playing import PATIENCE, play, vary
+from labkit.playing import play, vary
 from labkit.suspects import known
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError
 
 _OWN = Limits(seconds=120.0)  # for the course's own code
-_SUSPECTED = 20.0  # seconds that ranks wait for each other in a suspected mistake: it has just run and did not hang
 
 
 class CourseError(MinimegatronError):
@@ -84,16 +83,16 @@ def judge(
         more: dict[str, Any] = {"again": {index: played([trial])[0] for index, trial in decided["again"].items()}}
         solved, mistakes = ({}, []) if asked.prepare else known(course, asked.name)  # a kernel's would each be compiled
 
-        def gives(ways: Sequence[int], on: Sequence[dict[str, Any]], patience: float) -> list[list[Any] | str | None]:
+        def gives(ways: Sequence[int], on: Sequence[dict[str, Any]]) -> list[list[Any] | str | None]:
             """What each of these known mistakes gives on each of these trials; an error that it raises; or None."""
             variants = [mistakes[way].source for way in ways]
-            return vary(nursery, asked, solved, variants, on, hidden, patience) if ways and on else []
+            return vary(nursery, asked, solved, variants, on, hidden) if ways and on else []
 
         def gives_more(question: dict[str, Any]) -> list[list[list[Any] | str | None]]:
-            return [gives(question["ways"], on, _SUSPECTED) for on in question["trials"]]
+            return [gives(question["ways"], on) for on in question["trials"]]
 
         wrong = decided["wrong"]
-        given = gives(range(len(mistakes)), list(wrong.values()), PATIENCE)
+        given = gives(range(len(mistakes)), list(wrong.values()))
         more["hints"] = [one.hint for one in mistakes]
         more["known"] = {
             index: [(way, values[at]) for way, values in enumerate(given) if isinstance(values, list)]

@@ -9,6 +9,8 @@ This is the server of `fresh`, which explains its purpose. Each rank of a job is
       |-- kill ---------------------------------> kill its process group          x
       |<-- status --------------------------------|
 
+What a generator yields is sent one by one, so that what came before a hang is known.
+
 Forking is safe only from here: a notebook's kernel has threads, whose locks a fork would copy in any state.
 """
 
@@ -24,6 +26,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +110,13 @@ def live(order: dict[str, Any], answer: int, job: int, stack: int, *sockets: int
         if order["rank"] is None:
             _send(answer, function(socket.socket(fileno=sockets[0]), given))
         else:
-            _send(answer, function(order["rank"], order["world"], given))
+            value = function(order["rank"], order["world"], given)
+            if isinstance(value, Iterator):
+                for one in value:
+                    _send(answer, one, plain.NEXT)
+                os.write(answer, b"\n")
+            else:
+                _send(answer, value)
         signal.pause()
     except Failed as failure:
         _send(answer, failure.value)
@@ -133,7 +142,7 @@ def _limit(limits: Limits, own: bool) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + limits.memory,) * 2)
 
 
-def _send(pipe: int, value: Any) -> None:
-    line = memoryview(plain.dumps(value, most=None).encode() + b"\n")
+def _send(pipe: int, value: Any, end: bytes = b"\n") -> None:
+    line = memoryview(plain.dumps(value, most=None).encode() + end)
     while line:
         line = line[os.write(pipe, line) :]

@@ -55,6 +55,7 @@ MAX_DIMS = 32
 MAX_EMPTY = 1 << 20  # rows of a tensor without numbers: a list of them costs memory all the same
 _MAX_KEY = 1 << 60  # larger ints can be chosen so that all have one hash, and a dict of them takes hours
 _WORD = 1 << 64
+NEXT = b"\x1e"  # behind each of several values on a line; JSON has no such character
 _ATOMS = {bool, int, float, str, type(None)}
 _BYTES = str | bytes | bytearray | memoryview
 _WANTED = "return numbers, strings, lists, dicts or tensors"

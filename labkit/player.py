@@ -34,9 +34,10 @@ import datetime
 import hashlib
 import random
 import re
+import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,12 @@ from minimegatron.launch.error_report import is_consequence
 
 STUB = "your code here"
 _NO_FUNCTION = re.compile(r"module '(exercises\.\w+)' has no attribute '(\w+)'")
-# Of gloo's errors: a place in torch's sources, a port that is another one in each run, and advice.
-_NOISE = re.compile(r"^\[\S+\.cc:\d+\] | \[127\.0\.0\.1\]:\d+|\.? This is typically caused by .*")
+# Of gloo's errors: a place in torch's sources, in some with the time of day; a port that is another one in each run;
+# advice.
+_NOISE = re.compile(
+    r"^\[(enforce fail at )?\S+\.cc:\d+\] |^(\[rank\d+\]:)?\[[A-Z]\d+ [\d:.]+ \S+\.cpp:\d+\] "
+    r"| \[127\.0\.0\.1\]:\d+|\.? This is typically caused by .*"
+)
 _BESIDE = {  # words of an error, and what a learner does not know of the place where it was raised
     "got an unexpected keyword argument": "the check calls by name: keep the names of the parameters",
     "Default process group has not been initialized": "there is no process group yet where a cell is imported: create "
@@ -104,29 +109,42 @@ def play(rank: int, world: int, job: dict[str, Any]) -> dict[str, Any]:
         raise Failed({**_error(error, job["exercise"]), "trials": done}) from None
 
 
-def vary(rank: int, world: int, job: dict[str, Any]) -> list[Any]:
+class _Endless(Exception):
+    """A variant has used all the processor that it may."""
+
+
+def vary(rank: int, world: int, job: dict[str, Any]) -> Iterator[Any]:
     """The values of each of the job's `variants` of the exercise on the trials, or the error that one raises.
 
-    A variant on ranks gets a default process group of its own, whose waits end after `patience` seconds: a rank that
-    another has left alone goes on to the next.
+    A variant on ranks gets a default process group of its own. One that hangs is the caller's affair, which sees
+    whether any rank still computes; one that computes for ever ends after `patience` seconds of processor.
     """
+
+    def endless(*_: object) -> None:
+        raise _Endless
+
     _enter(job)
-    values: list[Any] = []
+    signal.signal(signal.SIGPROF, endless)
     for number, text in enumerate(job["variants"]):
         _install({job["exercise"]: text})
+        said: Any = None
         try:
             if job["world"]:
                 (place := sandbox.shared_folder() / str(number)).mkdir(exist_ok=True)
-                process_group.connect(place, rank, world, job["patience"], job["seconds"])
+                process_group.connect(place, rank, world, job["seconds"])
             given = groups_of(job, rank) if job["world"] else {}
-            values.append([_value(job, at, given) for at in range(len(job["trials"]))])
+            signal.setitimer(signal.ITIMER_PROF, job["patience"])
+            said = [_value(job, at, given) for at in range(len(job["trials"]))]
+        except _Endless:
+            pass
         except Exception as error:
             failed = _error(error, job["exercise"])
-            values.append({"error": failed["error"], "peer": failed["peer"]})
+            said = {"error": failed["error"], "peer": failed["peer"]}
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             if dist.is_initialized():
                 dist.destroy_process_group()
-    return values
+        yield said
 
 
 def _value(job: dict[str, Any], number: int, groups: dict[str, Any]) -> Any:

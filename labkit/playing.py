@@ -38,7 +38,7 @@ _NAME, _GROUP, _WAITED = (
 )
 _ABORTED = "; gloo ends a rank so that gets a message longer than the tensor that receives it"
 _COMMUNICATE = ("distributed_c10d.py", "collectives.py")  # files whose functions are communications
-PATIENCE = 6.0  # seconds that ranks wait for each other in a known mistake; among many some hang
+_PATIENCE = 6.0  # seconds of processor that a known mistake may compute for
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
 
 
@@ -102,38 +102,55 @@ def _play_alike(
 
 def vary(
     nursery: Nursery, asked: Exercise, sources: Mapping[str, str], variants: Sequence[str],
-    drawn: Sequence[dict[str, Any]], hidden: str, patience: float = PATIENCE,
+    drawn: Sequence[dict[str, Any]], hidden: str,
 ) -> list[list[Any] | str | None]:  # fmt: skip
     """What each of several texts of the cell gives on each of these trials, by rank or alone; the error that it raises,
-    or None if it gives no answer in time.
+    or None if it gives no answer.
+
+    One after the other in the same processes. Where all ranks of one wait, and none uses the processor, it hangs,
+    however busy the machine is: then new processes try those behind it.
 
     Args:
         sources: the lab's other exercises, solved.
         variants: texts of the course's author.
         drawn: the trials, plain.
-        patience: seconds that ranks wait for each other.
     """
     found: list[list[Any] | str | None] = [[] for _ in variants]
     places = [(trial["world"], trial["members"], trial["groups"]) for trial in drawn]
     for key, alike in itertools.groupby(range(len(drawn)), key=lambda at: places[at]):
-        jobs = _jobs(asked, sources, [drawn[at] for at in alike], hidden)
-        jobs = [{**job, "variants": list(variants), "patience": patience} for job in jobs]
-        limits = Limits(seconds=asked.seconds + patience * len(variants))
-        said = [
-            reply.value if isinstance(reply.value, list) else [] for reply in nursery.call(player.vary, jobs, limits)
-        ]
-        mine = [said[rank] for rank in key[1]] if key[0] else said
-        for number in range(len(variants)):
-            by_rank = [of_rank[number] if number < len(of_rank) else None for of_rank in mine]
-            before = found[number]
-            if not isinstance(before, list):
-                continue
-            if not all(isinstance(one, list) for one in by_rank):
-                own = [one["error"] for one in by_rank if isinstance(one, dict) and not one["peer"]]
-                found[number] = own[0] if own else None
-                continue
-            found[number] = before + [list(ranks) if key[0] else ranks[0] for ranks in zip(*by_rank, strict=True)]
+        trials = [drawn[at] for at in alike]
+        left = [number for number, values in enumerate(found) if isinstance(values, list)]
+        while left:
+            said = _say(nursery, asked, sources, [variants[number] for number in left], trials, hidden)
+            mine = [said[rank] for rank in key[1]] if key[0] else said
+            whole = min(map(len, said))  # the next one, if there is one, hangs, or has ended a process
+            for place, number in enumerate(left[: whole + 1]):
+                by_rank = [of_rank[place] if place < len(of_rank) else None for of_rank in mine]
+                found[number] = _together(found[number], by_rank, on_ranks=bool(key[0]))
+            left = left[whole + 1 :]
     return found
+
+
+def _say(
+    nursery: Nursery, asked: Exercise, sources: Mapping[str, str], variants: list[str],
+    trials: Sequence[dict[str, Any]], hidden: str,
+) -> list[list[Any]]:  # fmt: skip
+    """What each rank says to the variants, up to the first that hangs."""
+    seconds = asked.seconds * (1 + len(variants))
+    jobs = [
+        {**job, "variants": variants, "patience": _PATIENCE, "seconds": seconds}
+        for job in _jobs(asked, sources, trials, hidden)
+    ]
+    replies = nursery.call(player.vary, jobs, Limits(seconds=seconds))
+    return [reply.value if isinstance(reply.value, list) else [] for reply in replies]
+
+
+def _together(before: Any, by_rank: list[Any], on_ranks: bool) -> list[Any] | str | None:
+    """The values of earlier trials and of these; or the error of the first rank that another has not caused."""
+    if not all(isinstance(one, list) for one in by_rank):
+        own = [one["error"] for one in by_rank if isinstance(one, dict) and not one["peer"]]
+        return own[0] if own else None
+    return [*before, *(list(ranks) if on_ranks else ranks[0] for ranks in zip(*by_rank, strict=True))]
 
 
 def _out_of_step(outcomes: list[dict[str, Any]], replies: list[Reply]) -> str:

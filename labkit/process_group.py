@@ -130,29 +130,28 @@ def late(index: int) -> float:
     return float(LOG.late[index])
 
 
-def connect(folder: Path, rank: int, world: int, seconds: float, start: float = 0.0) -> None:
+def connect(folder: Path, rank: int, world: int, seconds: float) -> None:
     """Initialise the default process group; from now on `backend="gloo"` means `CountedGroup`.
 
     Args:
         folder: one that all ranks of this job can write in: there rank 0 says where its store listens.
-        seconds: after which gloo gives up a wait.
-        start: seconds in which all ranks come, on a machine that is busy with something else; at least `seconds`.
+        seconds: in which all ranks come, and after which gloo gives up a wait.
     """
     setattr(distributed_c10d, "ProcessGroupGloo", CountedGroup)  # noqa: B010  mypy forbids the assignment
-    patience, place, start = datetime.timedelta(seconds=seconds), folder / "port", max(start, seconds)
-    longer = datetime.timedelta(seconds=start)
+    patience, place = datetime.timedelta(seconds=seconds), folder / "port"
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=longer)
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=patience)
         (folder / "new").write_text(str(store.port))
         (folder / "new").rename(place)
     else:
-        deadline = time.monotonic() + start
+        deadline, pause = time.monotonic() + seconds, 0.001
         while not place.exists() and time.monotonic() < deadline:
-            time.sleep(0.001)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.25)  # a rank that waits uses no processor (`fresh`)
         port = int(place.read_text())
-        store = dist.TCPStore("127.0.0.1", port, world, is_master=False, wait_for_workers=False, timeout=longer)
+        store = dist.TCPStore("127.0.0.1", port, world, is_master=False, wait_for_workers=False, timeout=patience)
     store.set(f"came {rank}", "")
-    store.wait([f"came {one}" for one in range(world)], longer)
+    store.wait([f"came {one}" for one in range(world)], patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
 
 

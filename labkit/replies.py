@@ -35,7 +35,7 @@ class Reply:
     """The result of one process: an answer, or the reason why there is none.
 
     Attributes:
-        value: the plain data it returned; None without an answer.
+        value: the plain data it returned; None without an answer, but of a generator what it had yielded by then.
         ended: "" with an answer; "late" at the deadline; "stuck" when all that had not answered only waited; else how
             the process ended ("was killed by SIGKILL").
         stack: the stack of a late or stuck process, the innermost frame first.
@@ -130,6 +130,13 @@ class Answers:
                 self._selector.unregister(key.fd)
                 self.waiting.remove(index)
 
+    def so_far(self, index: int) -> list[Any] | None:
+        """What a generator has yielded that has not come to its end."""
+        text = bytes(self._partial[index][1:])
+        with contextlib.suppress(MinimegatronError):
+            return _values(text) if plain.NEXT in text else None
+        return None
+
     def close(self) -> None:
         self._selector.close()
 
@@ -147,26 +154,29 @@ def ends(
     # The fault handler of each answers SIGABRT with its Python stack.
     found = stacks(late, signal.SIGABRT, lambda index: processes[index].dump(), seconds=2.0)
     unanswered = {
-        index: Reply(ended="stuck" if stuck else "late", stack=tuple(frames)) for index, frames in found.items()
+        index: Reply(answers.so_far(index), "stuck" if stuck else "late", tuple(frames))
+        for index, frames in found.items()
     }
     unanswered |= {index: Reply(ended=why) for index, why in full.items()}
     statuses = server.end(*(process.pid for process in processes))
-    return [
-        unanswered.get(index) or _reply(answers.complete.get(index), status) for index, status in enumerate(statuses)
-    ]
+    return [unanswered.get(index) or _reply(answers, index, status) for index, status in enumerate(statuses)]
 
 
-def _reply(answer: tuple[int, bytes] | None, status: int) -> Reply:
+def _reply(answers: Answers, index: int, status: int) -> Reply:
     """The answer of a process that is not late, or how it ended."""
-    if answer is None:
-        return Reply(ended=procs.how_it_ended(status))
+    if (answer := answers.complete.get(index)) is None:
+        return Reply(answers.so_far(index), procs.how_it_ended(status))
     order, text = answer
     if not text:
         return Reply(ended="sent more than an answer may be")
     try:
-        return Reply(value=plain.loads(text), order=order)
+        return Reply(value=_values(text) if plain.NEXT in text else plain.loads(text), order=order)
     except MinimegatronError as error:
         return Reply(ended=f"sent what cannot be read: {error.what}")
+
+
+def _values(text: bytes) -> list[Any]:
+    return [plain.loads(one) for one in text.split(plain.NEXT)[:-1]]  # behind the last: the end, or a half
 
 
 def _handle(pid: int) -> int | None:

@@ -74,7 +74,7 @@ boxes_filled(need, 80, title="7.5 B parameters on every GPU of a data-parallel r
 # %%
 from course.figures.data_parallel import stage_grid
 
-stage_grid(4, formulas=False)
+stage_grid(4)
 
 # %% [markdown]
 # ## 2 · Predict

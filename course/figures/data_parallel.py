@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from matplotlib.artist import Artist
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------- the stages of ZeRO
 # `stage_grid`: the memory of each rank in each stage. All parameters of the model lie from left to right, the bytes
 # of one parameter from top to bottom, so areas are bytes. Hatched is what every rank holds whole. Where a stage
-# shards a kind of state, a rank has its slice in its colour, and a dotted frame shows what other ranks hold. The
-# bytes are written at the right, with Ψ parameters and D ranks.
+# shards a kind of state, a rank has its slice in its colour, and a dotted frame shows what other ranks hold.
 #
 # `stage_bars`: bytes of one rank by owner, predicted (hatched) beside measured, a pair of bars for each stage.
 #
@@ -58,48 +56,34 @@ SHARED_FROM = {"weights": 3, "gradients": 2, "optimizer state": 1}
 ADAM = {"weights": 2, "gradients": 2, "optimizer state": 12}
 
 
-def bytes_per_parameter(stage: int, ranks: int, of: Mapping[str, int] = ADAM) -> Fraction:
-    """The bytes that a rank keeps for each parameter of the model: 4 + 12/D in stage 1."""
-    return sum((Fraction(n, ranks if stage >= SHARED_FROM[kind] else 1) for kind, n in of.items()), Fraction(0))
-
-
-def stage_grid(ranks: int = 4, of: Mapping[str, int] = ADAM, *, formulas: bool = True) -> Picture:
-    """Draw stages 0 to 3 from the top, ranks from the left.
-
-    Args:
-        ranks: D, over which states are sharded.
-        of: {weights, gradients, optimizer state: bytes of a parameter}.
-        formulas: write the bytes beside each stage.
+def stage_grid(ranks: int = 4) -> Picture:
+    """Draw stages 0 to 3 from the top, ranks, over which states are sharded, from the left.
 
     Raises:
-        ConfigError: fewer than two ranks, or an unknown kind.
+        ConfigError: fewer than two ranks.
     """
-    if ranks < 2 or set(of) != set(SHARED_FROM):
-        raise ConfigError(f"stages of {sorted(of)} on {ranks} ranks", fix=f"two ranks or more, and {list(SHARED_FROM)}")
-    palette, height = rank_colours(ranks), sum(of.values())
+    if ranks < 2:
+        raise ConfigError(f"stages on {ranks} ranks", fix="two ranks or more")
+    palette, height = rank_colours(ranks), sum(ADAM.values())
     with styled():
-        figure = new_figure(1.7 * ranks + (4.3 if formulas else 2.3), 4 * 1.15 + 0.9)
-        widths = [1.0] * ranks + [1.15] * formulas
-        grid = figure.subplots(4, len(widths), squeeze=False, width_ratios=widths)
-        for stage, row in enumerate(grid):
-            for rank, axes in enumerate(row[:ranks]):
-                _cell(axes, stage, rank, ranks, of, palette[rank])
+        figure = new_figure(1.7 * ranks + 2.3, 4 * 1.15 + 0.9)
+        for stage, row in enumerate(figure.subplots(4, ranks, squeeze=False)):
+            for rank, axes in enumerate(row):
+                _cell(axes, stage, rank, ranks, palette[rank])
                 if stage == 0:
                     axes.set_title(f"rank {rank}")
             row[0].text(-0.74, height / 2, f"stage {stage}", ha="right", va="center", weight="bold")
-            _kinds(row[0], of)
-            if formulas:
-                _bytes(row[-1], stage, ranks, of)
+            _kinds(row[0])
         looks = [("whole on every rank", PAPER, "//"), *((f"slice of rank {r}", palette[r], "") for r in range(ranks))]
         handles = [sample(*look) for look in looks]
         legend(figure, handles, 5)
     return figure
 
 
-def _cell(axes: Axes, stage: int, rank: int, ranks: int, of: Mapping[str, int], colour: str) -> None:
+def _cell(axes: Axes, stage: int, rank: int, ranks: int, colour: str) -> None:
     """Draw what one rank keeps in one stage."""
-    top, most = 0.0, sum(of.values())
-    for kind, height in of.items():
+    top, most = 0.0, sum(ADAM.values())
+    for kind, height in ADAM.items():
         if stage >= SHARED_FROM[kind]:
             frame = {"facecolor": "none", "edgecolor": FAINT, "linestyle": ":", "linewidth": 0.8}
             axes.add_patch(Rectangle((0, top), 1, height, **frame))  # type: ignore[arg-type]
@@ -114,27 +98,12 @@ def _cell(axes: Axes, stage: int, rank: int, ranks: int, of: Mapping[str, int], 
     axes.set_axis_off()
 
 
-def _bytes(axes: Axes, stage: int, ranks: int, of: Mapping[str, int]) -> None:
-    """Write formula and number at the right of a row."""
-    kept = float(bytes_per_parameter(stage, ranks, of))
-    axes.text(0.0, 0.62, _formula(stage, of), va="center", fontsize=9)
-    axes.text(0.0, 0.32, f"D = {ranks}: {kept:.4g} bytes a parameter", va="center", fontsize=9)
-    axes.set_axis_off()
-
-
-def _kinds(axes: Axes, of: Mapping[str, int]) -> None:
+def _kinds(axes: Axes) -> None:
     """Name the kinds of state from top to bottom, at the left of a row."""
     top = 0.0
-    for kind, height in of.items():
+    for kind, height in ADAM.items():
         axes.text(-0.04, top + height / 2, f"{kind}: {height}", ha="right", va="center", fontsize=7)
         top += height
-
-
-def _formula(stage: int, of: Mapping[str, int]) -> str:
-    """The formula of a stage, such as `4Ψ + 12Ψ/D`."""
-    whole = sum(n for kind, n in of.items() if stage < SHARED_FROM[kind])
-    cut = sum(n for kind, n in of.items() if stage >= SHARED_FROM[kind])
-    return " + ".join([f"{whole}Ψ"] * bool(whole) + [f"{cut}Ψ/D"] * bool(cut))
 
 
 def stage_bars(

@@ -82,7 +82,7 @@ def block_tables(tables: Owners, lengths: Mapping[str, int], pages: int, size: i
 # A column is a step, a row is a page. A cell has the colour and the name of the sequence whose table has the page.
 
 
-def pages_over_time(steps: Sequence[Owners], pages: int, *, title: str = "") -> Picture:
+def pages_over_time(steps: Sequence[Owners], pages: int) -> Picture:
     """Who has which page in each step; a page in two tables has both names.
 
     Raises:
@@ -93,7 +93,7 @@ def pages_over_time(steps: Sequence[Owners], pages: int, *, title: str = "") -> 
         raise ConfigError("no step with a sequence to draw", fix="run some steps first")
     colours = _looks(names)
     with styled():
-        figure = new_figure(1.4 + 0.33 * len(steps), 1.1 + 0.24 * pages, title)
+        figure = new_figure(1.4 + 0.33 * len(steps), 1.1 + 0.24 * pages)
         axes = figure.subplots()
         for x, step in enumerate(steps):
             for page in range(pages):
@@ -117,7 +117,7 @@ def _numbered(axes: Axes, columns: int, rows: int, every: int = 4) -> None:
 # tokens of a prompt, which are hatched.
 
 
-def rows_of_steps(steps: Sequence[Chunks], budget: int, *, title: str = "") -> Picture:
+def rows_of_steps(steps: Sequence[Chunks], budget: int) -> Picture:
     """How many tokens of which sequence each step computes.
 
     Raises:
@@ -128,7 +128,7 @@ def rows_of_steps(steps: Sequence[Chunks], budget: int, *, title: str = "") -> P
         raise ConfigError("no step with a token to draw", fix="run some steps first")
     colours = _looks(names)
     with styled():
-        figure = new_figure(1.4 + 0.33 * len(steps), 2.8, title)
+        figure = new_figure(1.4 + 0.33 * len(steps), 2.8)
         axes = figure.subplots()
         for x, step in enumerate(steps):
             at = 0
@@ -182,7 +182,7 @@ def seats(runs: Mapping[str, Sequence[Sequence[str]]], count: int) -> Picture:
 # ---------------------------------------------------------------------------------------------------- shares of tokens
 
 
-def shares(rows: Mapping[str, Sequence[float]], *, title: str = "") -> Picture:
+def shares(rows: Mapping[str, Sequence[float]]) -> Picture:
     """How often each token comes, in some distributions of the same tokens side by side.
 
     Raises:
@@ -192,7 +192,7 @@ def shares(rows: Mapping[str, Sequence[float]], *, title: str = "") -> Picture:
         raise ConfigError("one to three distributions of the same tokens can be drawn", fix="the same length for all")
     looks, width = (PREDICTED, REFERENCE, MEASURED), 0.8 / len(rows)
     with styled():
-        figure = new_figure(7.0, 2.8, title)
+        figure = new_figure(7.0, 2.8)
         axes = figure.subplots()
         for i, ((name, values), (colour, pattern)) in enumerate(zip(rows.items(), looks, strict=False)):
             places = [place + (i - (len(rows) - 1) / 2) * width for place in range(len(values))]

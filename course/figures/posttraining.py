@@ -26,14 +26,13 @@ COUNTS = PALETTE[1]
 # A box is a token, as wide as its text; one that counts as a label is green and bold.
 
 
-def tokens_that_count(texts: Sequence[str], counts: Sequence[bool], *, begins: str, title: str = "") -> Picture:
+def tokens_that_count(texts: Sequence[str], counts: Sequence[bool], *, begins: str) -> Picture:
     """The tokens of a conversation, a line each turn, those that the loss counts marked.
 
     Args:
         texts: of the tokens.
         counts: whether each counts.
         begins: the token that begins a turn.
-        title: above the picture.
 
     Raises:
         ConfigError: nothing to draw, or not a mark for each token.
@@ -47,7 +46,7 @@ def tokens_that_count(texts: Sequence[str], counts: Sequence[bool], *, begins: s
         lines[-1].append((text, count))
     widest = max(sum(_width(text) for text, _ in line) for line in lines)
     with styled():
-        figure = new_figure(0.6 + 0.095 * widest, 0.7 + 0.38 * len(lines), title)
+        figure = new_figure(0.6 + 0.095 * widest, 0.7 + 0.38 * len(lines))
         axes = figure.subplots()
         for y, line in enumerate(lines):
             x = 0.0

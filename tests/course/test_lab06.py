@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from course.figures.data_parallel import bytes_per_parameter, gather_timelines
+from course.figures.data_parallel import SHARED_FROM, gather_timelines
 from labkit.exercises import Draw
 from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout, Span
 from tests.course.cells_on_ranks import run, saved
@@ -46,7 +46,8 @@ def test_bytes_that_are_held_are_those_that_the_package_predicts():
     each = {"weights": 2, "gradients": 4, "optimizer state": 12}
     for stage in range(4):
         mine = LAB["bytes_held"].reference(1, 8, stage, weight=2, gradient=4, optimizer=12)
-        assert Fraction(sum(mine.values())) == bytes_per_parameter(stage, 8, each)
+        want = sum(Fraction(n, 8 if stage >= SHARED_FROM[kind] else 1) for kind, n in each.items())
+        assert Fraction(sum(mine.values())) == want
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -4,7 +4,6 @@ import pytest
 
 from course.figures.data_parallel import (
     buffer_strip,
-    bytes_per_parameter,
     gather_timelines,
     gathers_of,
     stage_bars,
@@ -20,18 +19,11 @@ from tests.viz.reading import boxes, overlaps, words
 def test_the_areas_of_the_stages_are_the_bytes_of_a_rank(ranks):
     figure = stage_grid(ranks)
     want = [16, 4 + 12 / ranks, 2 + 14 / ranks, 16 / ranks]
-    for stage, row in enumerate(figure.axes[i * (ranks + 1) : (i + 1) * (ranks + 1)] for i in range(4)):
-        for cell in row[:ranks]:
+    for stage, row in enumerate(figure.axes[i * ranks : (i + 1) * ranks] for i in range(4)):
+        for cell in row:
             filled = [p for p in cell.patches if p.get_facecolor()[3] > 0]
             assert sum(p.get_width() * p.get_height() for p in filled) == pytest.approx(want[stage])
-        assert float(bytes_per_parameter(stage, ranks)) == want[stage]
-    assert {"16Ψ", "4Ψ + 12Ψ/D", "2Ψ + 14Ψ/D", "16Ψ/D"} <= set(words(figure)) and not overlaps(figure)
-
-
-def test_the_table_of_the_paper():
-    """Figure 1 of arXiv 1910.02054: 7.5 billion parameters on 64 ranks."""
-    gigabytes = [7.5 * float(bytes_per_parameter(stage, 64)) for stage in range(4)]
-    assert [round(n, 1) for n in gigabytes] == [120.0, 31.4, 16.6, 1.9]
+    assert not overlaps(figure)
 
 
 def test_bars_are_the_bytes_by_owner():

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import at_most, only
+from labkit.checks import at_most, sends
 from labkit.exercises import Case, Draw, Exercise, Lab
 
 
@@ -70,7 +70,7 @@ LAB = Lab(
             cases=[
                 Case("two ranks", [{"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([3.0, 4.0])}]),
                 Case("up to four ranks", some_ranks, points=3, hidden=True),
-                Case("neighbours only", some_ranks, hidden=True, accept=[only("send", "recv")]),
+                Case("neighbours only", some_ranks, hidden=True, accept=[sends("send", "recv")]),
                 Case(
                     "no more bytes than a ring",
                     some_ranks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.checks import at_most, no_tensor_above, only, sends
+from labkit.checks import at_most, no_tensor_above, sends
 from labkit.evidence import Call, Evidence
 from labkit.exercises import Answer
 
@@ -10,9 +10,9 @@ from labkit.exercises import Answer
 def test_judges_of_evidence() -> None:
     calls = (Call("send", 100, 1, 3), Call("recv", 100, 1, 3), Call("all_reduce", 8, -1, 5))
     answer = Answer(0, {"n": 50}, [Evidence(calls[:2], (), 9, 4096), Evidence(calls, (), 9, 64)])
-    assert only("send", "recv", "all_reduce")(answer) is None
-    assert only("send", "recv")(answer) == "it calls all_reduce; allowed here: send, recv"
-    assert only()(answer) == "it calls recv, send; allowed here: no communication"
+    assert sends("send", "recv", "all_reduce")(answer) is None
+    assert sends("send", "recv")(answer) == "it calls all_reduce; allowed here: send, recv"
+    assert sends()(answer) == "it calls recv, send; allowed here: no communication"
     every = ("send", "recv", "all_reduce")
     assert sends(*every, times=1)(Answer(0, {}, answer.evidence[:1])) is None
     assert sends(*every, times=1)(answer) == "rank 1 calls send or all_reduce 2 times, expected 1"

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,38 @@ def test_ranks_that_only_wait_are_not_waited_for(nursery: Nursery, job: str, end
     replies = nursery.call(waits, [job] * 2, Limits(seconds=25))
     assert [reply.ended for reply in replies] == ends
     assert any(frame.function == "waits" for frame in replies[1].stack)
+
+
+def says(rank: int, world: int, job: str) -> Iterator[Any]:
+    """Two values; then it ends as the job says."""
+    yield {"rank": rank}
+    yield torch.ones(2)
+    if job == "waits":
+        waits(rank, world, job)
+    elif job != "ends":
+        exec(job, {"os": os})
+
+
+@pytest.mark.parametrize(
+    ("job", "ended"),
+    [
+        ("ends", ""),
+        ("os._exit(3)", "left with exit status 3"),
+        pytest.param("waits", "stuck", marks=pytest.mark.thorough),
+    ],
+)
+def test_what_a_generator_has_yielded_is_known_whatever_comes_then(nursery: Nursery, job: str, ended: str) -> None:
+    [reply] = nursery.call(says, [job], ENOUGH)
+    first, second = reply.value
+    assert first == {"rank": 0} and torch.equal(second, torch.ones(2)) and reply.ended == ended
+
+
+def test_half_a_value_is_none(nursery: Nursery) -> None:
+    """Of whatever a process writes into its pipe."""
+    source = "for fd in range(3, 64):\n if is_pipe(fd): os.write(fd, {!r})\nos._exit(0)"
+    for text, value in ((b"[1]\x1e[2", [[1]]), (b"[\x1e", None), (b"\x1e\x1e", None)):
+        [reply] = nursery.call(misbehave, [source.format(text)], ENOUGH)
+        assert (reply.value, reply.ended) == (value, "left with exit status 0")
 
 
 def test_ranks_share_a_folder_that_goes(nursery: Nursery) -> None:

@@ -269,6 +269,10 @@ def test_of_a_rank_that_waits_outside_of_the_cell_the_call_is_said() -> None:
 def test_of_gloos_errors_what_is_the_same_in_each_run_is_said() -> None:
     texts = [f"[a/b/pair.cc:5] Read error [127.0.0.1]:{port}: Gone. This is typically caused by x" for port in (1, 22)]
     assert [player._error(RuntimeError(text), "f")["error"] for text in texts] == ["RuntimeError: Read error: Gone"] * 2
+    texts = [f"[rank0]:[F1129 21:5{n}:20.781104146 Group.cpp:1537] Check failed: a == b (10 vs. 2)." for n in (7, 8)]
+    texts += ["[enforce fail at /x/gloo/alltoall.cc:30] Check failed: a == b (10 vs. 2)."]
+    said = {player._error(RuntimeError(text), "f")["error"] for text in texts}
+    assert said == {"RuntimeError: Check failed: a == b (10 vs. 2)."}
 
 
 def test_nothing_is_tried_after_a_late_answer(nursery: Nursery) -> None:

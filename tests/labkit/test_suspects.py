@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from labkit import playing
 from labkit.exercises import Case, Exercise, load_lab
 from labkit.fresh import Nursery
 from labkit.playing import vary
@@ -88,19 +89,27 @@ def ring_all_reduce(x):
 
 
 @pytest.mark.thorough
-def test_variants_run_one_after_the_other_whatever_becomes_of_each(nursery: Nursery) -> None:
-    alone = RIGHT.replace("    return y", "    if dist.get_rank() == 0:\n        dist.all_reduce(y)\n    return y")
+def test_variants_run_one_after_the_other_whatever_becomes_of_each(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank alone in a sum, all that wait for each other, a rank that is gone, one that computes for ever."""
+    monkeypatch.setattr(playing, "_PATIENCE", 0.2)
+    one = "    if dist.get_rank() == 0:\n        {}\n    return y"
     variants = [
         RIGHT,
         "def ring_all_reduce(x):\n    return 1 / 0",
-        alone,
+        RIGHT.replace("    return y", one.format("dist.all_reduce(y)")),
+        RIGHT.replace("dist.all_reduce(y)", "dist.recv(y, 1 - dist.get_rank())"),
         "not Python",
+        RIGHT.replace("    return y", one.format("__import__('os').abort()")),
+        RIGHT.replace("    return y", one.format("while True: pass")),
         RIGHT.replace("return y", "return 2 * y"),
     ]
     asked = load_lab(COURSE)["ring_all_reduce"]
     drawn = [trial.to_plain() for trial in trials(asked, "1")[0]]
-    first, raises, hangs, unread, last = vary(nursery, asked, {}, variants, drawn, "/nowhere")
-    assert raises == "ZeroDivisionError: division by zero" and hangs is None and str(unread).startswith("NameError")
+    first, raises, *hang, unread, ends, endless, last = vary(nursery, asked, {}, variants, drawn, "/nowhere")
+    assert raises == "ZeroDivisionError: division by zero" and str(unread).startswith("NameError")
+    assert hang == [None, None] and ends is None and endless is None
     assert isinstance(first, list) and isinstance(last, list)
     [ranks], [doubled] = first, last
     assert all(torch.equal(one, torch.tensor([4.0, 6.0])) for one in ranks) and torch.equal(doubled[1], 2 * ranks[1])

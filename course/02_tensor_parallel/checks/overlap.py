@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import every_wait_follows, overlaps, sends
+from labkit.checks import overlaps, sends
 from labkit.exercises import Case, Draw, Exercise
 
 from .linear import Inputs, in_whole_numbers, local_linear
@@ -62,7 +62,7 @@ OVERLAP = Exercise(
         Case("other sizes, 3 ranks: dx and dW", _inputs(3), points=2, hidden=True),
         Case("while x travels one product is made, while dx travels the other", _inputs(2), points=3, hidden=True,
              fixed=[_inputs(3)],
-             accept=[every_wait_follows, overlaps("all_gather", _a_product, "x"),
+             accept=[overlaps("all_gather", _a_product, "x"),
                      overlaps("reduce_scatter", _a_product, "dx")]),
     ],
     idea="Which product can this rank make before any message has arrived? And which message can start only after it?",

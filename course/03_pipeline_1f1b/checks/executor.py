@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks import every_wait_follows, only
+from labkit.checks import every_wait_follows, sends
 from labkit.exercises import Answer, Case, Draw, Exercise
 from minimegatron.parallel.pipeline.actions import Action, Schedule, round_robin, schedule_from_text
 from minimegatron.parallel.pipeline.schedules import build_schedule
@@ -301,7 +301,7 @@ EXECUTE = Exercise(
     "execute",
     drive=_drive_execute,
     reference=_serial,
-    accept=[only("send", "recv"), every_wait_follows],
+    accept=[sends("send", "recv"), every_wait_follows],
     without=("minimegatron.parallel", "minimegatron.comm"),
     seconds=30.0,
     cases=[
