@@ -820,7 +820,8 @@ def verdict(result: Comparison) -> tuple[str, str, str]:
         f"where {first.limit:.0e} is normal{so_far}{note}"
     )
     where = named(first.ranks)
-    places = [f"{r}: {result.coordinates[r]}" for r in first.ranks[:8] if result.coordinates[r]]
+    alone = len(first.ranks) == 1
+    places = [("" if alone else f"{r}: ") + result.coordinates[r] for r in first.ranks[:8] if result.coordinates[r]]
     where += f" ({'; '.join(places)})" if places and len(first.ranks) < len(result.coordinates) else ""
     if len(first.ranks) == len(result.coordinates) > 1:
         where = f"all {len(first.ranks)} ranks"
