@@ -33,7 +33,7 @@ from minimegatron.errors import ConfigError, RankError, require
 from minimegatron.flags import Parser
 from minimegatron.training.arguments import parse_args
 
-MOST_RANKS = 64  # that are tried for a layout
+MOST_RANKS, SAME = 64, 4  # ranks that are tried for a layout, and equal errors that end it
 
 
 def parse(argv: Sequence[str]) -> tuple[Any, list[str], list[str] | None]:
@@ -74,16 +74,17 @@ def fewest_ranks(flags: Sequence[str]) -> int:
     Raises:
         ConfigError: no number of ranks fits, or another mistake in the flags.
     """
-    error: ConfigError | None = None
+    errors: list[ConfigError] = []
     for world in range(1, MOST_RANKS + 1):
         try:
             parse_args(flags, world_size=world)
         except ConfigError as wrong:
-            error = error or wrong
+            errors.append(wrong)
+            if len(errors) >= SAME and len({str(error) for error in errors[-SAME:]}) == 1:
+                break  # a mistake that no number of ranks mends
         else:
             return world
-    assert error is not None, "some number of ranks was tried"
-    raise error
+    raise errors[0]
 
 
 def compare(chosen: Any, flags: Sequence[str], other: Sequence[str] | None) -> None:
