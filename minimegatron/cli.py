@@ -34,6 +34,10 @@ COMMANDS = {
     "checkpoint": ("minimegatron.commands.checkpoint", "inspect, verify or compare what a training has saved"),
     "memory": ("minimegatron.commands.memory", "the memory of every rank by name, before anything runs"),
     "plan": ("minimegatron.commands.plan", "will it fit, how fast, which layout; --search, --measure"),
+    "compare": (
+        "minimegatron.commands.compare",
+        "a layout beside one process: the first tensor that differs, and where",
+    ),
     "train-tokenizer": ("minimegatron.data.tokenizer_training", "learn a byte-level BPE from files of documents"),
     "preprocess": ("minimegatron.data.preprocess", "turn documents into the .bin and .idx files that training reads"),
     "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),

@@ -150,6 +150,12 @@ class TrainingConfig(Config):
     spiky_loss_factor: float | None = opt(
         BAD_STEP, None, "a loss above so many times the mean of the last 16 good ones is a spike", above=1.0
     )
+    rerun_mode: str = opt(
+        BAD_STEP,
+        "validate_results",
+        "take a bad step again, to name the operation, rank and sample, and tell data from machine",
+        choices=("disabled", "validate_results"),
+    )
     check_first_step: bool = opt(
         OBSERVED, False, "compare the gradients of the first batch with those of one process, in fp64; for small models"
     )

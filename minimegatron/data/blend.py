@@ -132,7 +132,8 @@ class BlendedDataset(SampleDataset):
         datasets, samples = zip(*parts, strict=True)
         return np.concatenate(datasets), np.concatenate(samples)
 
-    def _find(self, k: int) -> tuple[GPTDataset | PackedDataset, int]:
+    def find(self, k: int) -> tuple[GPTDataset | PackedDataset, int]:
+        """The dataset of sample k, and its number there."""
         datasets, samples = self._block(k // BLOCK)
         return self.datasets[datasets[k % BLOCK]], int(samples[k % BLOCK])
 
@@ -152,7 +153,7 @@ class BlendedDataset(SampleDataset):
 
     def fill(self, k: int, row: np.ndarray) -> None:
         """Copy the s + 1 tokens of sample k into `row`."""
-        dataset, sample = self._find(k)
+        dataset, sample = self.find(k)
         assert isinstance(dataset, GPTDataset), "packed samples are more than a row of tokens"
         dataset.fill(sample, row)
 
@@ -160,7 +161,7 @@ class BlendedDataset(SampleDataset):
         """The samples as one batch: see `gpt_dataset.make_batch` for names and shapes."""
         if not self.config.sequence_packing:
             return read_batch(self, samples)
-        parts = [dataset.batch([sample]) for dataset, sample in map(self._find, samples)]
+        parts = [dataset.batch([sample]) for dataset, sample in map(self.find, samples)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -134,6 +134,11 @@ def gather_logical(tensor: torch.Tensor, layout: ParamLayout, mesh: Mesh | Axis)
     return full if layout.rows is None else full[: layout.rows]
 
 
+def part_of_logical(full: torch.Tensor, layout: ParamLayout) -> torch.Tensor:
+    """This rank's part of a logical tensor without padding rows, which are added as zeros."""
+    return layout.take(_padded(full, layout))
+
+
 @torch.no_grad()
 def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, stage: bool = False) -> None:
     """Fill the model from logical tensors; every parameter must have one, with its exact shape, and no tensor may be
@@ -160,10 +165,7 @@ def load_logical(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, stage
             "the tensors do not fit the model:\n  " + "\n  ".join(sorted(problems)), fix="load the model they belong to"
         )
     for name, param in params.items():
-        layout, full = layout_of(param), tensors[name]
-        if layout.rows is not None and layout.rows < layout.shape[0]:
-            full = torch.cat([full, full.new_zeros((layout.shape[0] - layout.rows, *layout.shape[1:]))])
-        param.copy_(layout.take(full))
+        param.copy_(part_of_logical(tensors[name], layout_of(param)))
 
 
 # ---------------------------------------------------------------------------------------------- normal numbers in tiles

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Numbers = list[int]
 Read = Callable[[torch.Tensor, Callable[[], Numbers] | None], Numbers]
 _READ: ContextVar[Read | None] = ContextVar("how a run reads its device", default=None)
+MICROBATCH: ContextVar[int] = ContextVar("the microbatch of a forward pass, for who watches one", default=0)
 
 
 def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None = None) -> Any:
@@ -52,7 +53,7 @@ def recompute(function: Callable[..., Any], *args: Any, rng: RngStreams | None =
     """
     kept: list[Numbers] = []
     draws: Callable[[], Any] = contextlib.nullcontext if rng is None else partial(rng.replay, rng.snapshot())
-    runs = _Run(partial(_first, kept)), _Run(partial(_second, kept), draws)
+    runs = _Run(partial(_first, kept)), _Run(partial(_second, kept), draws, MICROBATCH.get())
     return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: runs)
 
 
@@ -109,15 +110,23 @@ class _Run:
     Args:
         reads: makes the context in which `to_host` reads.
         draws: makes the context of the generators.
+        microbatch: the microbatch of a second run, which a backward pass begins; None for a first run.
     """
 
-    def __init__(self, reads: Callable[[], Read], draws: Callable[[], Any] = contextlib.nullcontext) -> None:
-        self._reads, self._draws = reads, draws
+    def __init__(
+        self,
+        reads: Callable[[], Read],
+        draws: Callable[[], Any] = contextlib.nullcontext,
+        microbatch: int | None = None,
+    ) -> None:
+        self._reads, self._draws, self._microbatch = reads, draws, microbatch
 
     def __enter__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(self._draws())
         self._stack.callback(_READ.reset, _READ.set(self._reads()))
+        if self._microbatch is not None:
+            self._stack.callback(MICROBATCH.reset, MICROBATCH.set(self._microbatch))
 
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)

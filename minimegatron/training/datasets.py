@@ -200,7 +200,12 @@ def vocab_size_of(tokenizer: Tokenizer, chosen: int | None) -> int:
 
 
 def microbatches(
-    dataset: Dataset, micro_batch_size: int, mesh: Mesh, consumed_samples: int, device: torch.device
+    dataset: Dataset,
+    micro_batch_size: int,
+    mesh: Mesh,
+    consumed_samples: int,
+    device: torch.device,
+    replica: int | None = None,
 ) -> Iterator[Batch]:
     """This rank's microbatches on its device, cut over cp; the ranks of a tp or cp group read the same ones.
 
@@ -210,8 +215,10 @@ def microbatches(
         mesh: its `dp` axis shares the samples, its cp axes share each sequence.
         consumed_samples: samples of all ranks, so far.
         device: where the tensors go.
+        replica: the position on dp whose samples these are; default this rank's.
     """
-    loader = DataLoader(dataset, micro_batch_size, mesh.dp.rank, mesh.dp.size, consumed_samples=consumed_samples)
+    replica = mesh.dp.rank if replica is None else replica
+    loader = DataLoader(dataset, micro_batch_size, replica, mesh.dp.size, consumed_samples=consumed_samples)
     for batch in loader:
         part = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
         yield to_device(part, device)

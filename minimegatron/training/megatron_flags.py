@@ -131,7 +131,7 @@ UNSUPPORTED = """
     record-shapes log-params-norm log-timers-* log-straggler straggler-* disable-straggler-* timing-log-*
     log-progress log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* tensorboard-log-interval
     tensorboard-queue-size one-logger-* no-one-logger enable-one-logger logging-level app-tag-* otel-*
-    throughput-window-size inprocess-* ft-* enable-ft-package calc-ft-timeouts rerun-mode error-injection-*
+    throughput-window-size inprocess-* ft-* enable-ft-package calc-ft-timeouts error-injection-*
     adlr-autoresume* check-for-spiky-loss check-for-large-grads gpu-sniff-* no-manual-gc-* deterministic-mode nccl-*
     use-nccl-ub use-sharp sharp-* high-priority-stream-groups use-gloo-process-groups disable-gloo-process-groups
     disable-symmetric-registration flight-recorder-* use-tp-pp-dp-mapping lazy-mpu-init inference-*

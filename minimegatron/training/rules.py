@@ -63,7 +63,7 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
     )
     _check_profile(run.training, world_size)
     _check_graph(run)
-    _check_twin(run, dp)
+    _check_twin(run, world_size)
     require(
         run.training.bad_step != "rollback"
         or (run.checkpoint.save is not None and run.checkpoint.save_optim and run.checkpoint.save_rng),
@@ -227,30 +227,44 @@ def _check_graph(run: RunConfig) -> None:
     )
 
 
-def _check_twin(run: RunConfig, dp: int) -> None:
-    """`check_first_step` is possible: one process can compute the batch, in minutes."""
-    if not run.training.check_first_step:
-        return
+def _check_twin(run: RunConfig, world_size: int) -> None:
+    """`check_first_step` is possible."""
+    if run.training.check_first_step:
+        check_repeatable(run, "check_first_step", world_size)
+
+
+def check_repeatable(run: RunConfig, name: str, world_size: int, alone: bool = True) -> None:
+    """One run in fp64 can be compared with another, whose numbers depend on nothing but weights and samples.
+
+    Args:
+        run: the configuration.
+        name: who compares.
+        world_size: how many ranks there are.
+        alone: the other run is that of one process, which has to compute the whole batch, in minutes.
+
+    Raises:
+        ConfigError: what cannot be repeated.
+    """
     model = run.model
     cannot = {
         "fp8_format": model.fp8_format is not None,
         "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
-        "moe_expert_capacity_factor": model.moe_expert_capacity_factor is not None,
+        "moe_expert_capacity_factor": alone and model.moe_expert_capacity_factor is not None,
         "moe_input_jitter_eps": model.moe_input_jitter_eps is not None,
         f"the task {run.task_name}, whose first batch needs more than a data set": run.task_name
         in ("grpo", "ppo", "distill"),
     }
-    used = [name for name, is_used in cannot.items() if is_used]
+    used = [text for text, is_used in cannot.items() if is_used]
     require(
         not used,
-        f"check_first_step with {', '.join(used)}: one process rounds, drops or draws other numbers",
-        "drop it for the check: --check-first-step --train-iters 1",
+        f"{name} with {', '.join(used)}: one process rounds, drops or draws other numbers",
+        "drop it for the check, which needs one step alone",
     )
-    batch = batch_sizes(run.training, dp).global_batch_size_at(0)
+    batch = batch_sizes(run.training, run.parallel.data_parallel_size(world_size)).global_batch_size_at(0)
     flops = step_flops(model, batch, run.data.seq_length)
     require(
-        flops <= TWIN_FLOPS,
-        f"check_first_step: {batch} samples of {run.data.seq_length} tokens are {flops:.1e} FLOP in fp64 on one rank, "
+        not alone or flops <= TWIN_FLOPS,
+        f"{name}: {batch} samples of {run.data.seq_length} tokens are {flops:.1e} FLOP in fp64 on one rank, "
         f"while the others wait; the limit is {TWIN_FLOPS:.0e}",
         "check a smaller --global-batch-size, --seq-length or --num-layers: mistakes of a layout do not need size",
     )

@@ -28,6 +28,9 @@ scale is no bad step: the scaler expects it.
 | `skip`       | the weights stay; the run goes on with the next batch                                             |
 | `rollback`   | the newest checkpoint of `--save` is loaded, and the run goes on with the batch after the bad one |
 
+With `--rerun-mode validate_results`, the default, the first bad steps are taken again in place, and the message names
+the operation, rank and sample, and says whether it was the data or the machine (`training/rerun`).
+
 After `ROLLBACKS` rollbacks to one checkpoint the run stops. PaLM went back about 100 steps at each spike and left out
 200 to 500 batches (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1). Megatron-LM: `train` in
 `megatron/training/training.py`, `--check-for-spiky-loss` in `megatron/core/rerun_state_machine.py`.
@@ -45,9 +48,11 @@ from typing import Any
 
 import torch
 
+from minimegatron.comm.random import Snapshot
 from minimegatron.data.gpt_dataset import Dataset
 from minimegatron.errors import BadStep
 from minimegatron.optim.scaler import loss_divisor
+from minimegatron.training import rerun
 from minimegatron.training.checkpointing import Checkpoints
 from minimegatron.training.datasets import RunData, microbatches
 from minimegatron.training.graphs import StepGraph
@@ -61,6 +66,7 @@ from minimegatron.training.step import StepOptions, train_step
 from minimegatron.training.task import Task
 
 WINDOW, ROLLBACKS = 16, 3
+FINDINGS = 3  # bad steps that are taken again, at two or three steps each
 
 
 class Trainer:
@@ -83,6 +89,7 @@ class Trainer:
         state: the counters of the run.
         model, optimizer, scheduler, rng, run, mesh: parts of the run.
         history: the report of every step that this object took.
+        findings: what the first bad steps were.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class Trainer:
         self.metrics, self.evaluation, self.checkpoints, self.observers = metrics, evaluation, checkpoints, observers
         self.started = started
         self.history = list[StepReport]()
+        self.findings = list[rerun.Finding]()
         self.rollbacks = Counter[int]()
         self._fit_to_data()
 
@@ -152,13 +160,13 @@ class Trainer:
     def _step(self, asks_to_stop: bool) -> Step:
         """Take one step and update the counters."""
         begun, state = time.perf_counter(), self.state
-        first = state.consumed_train_samples
+        first, before = state.consumed_train_samples, self.rng.snapshot()
         batch_size = self.batch_sizes.global_batch_size_at(first)
         report = None
         try:
             report = self._train_step(batch_size, asks_to_stop)
         except BadStep as error:
-            self._after_bad_step(error, batch_size)
+            self._after_bad_step(self._explained(error, before, first, batch_size), batch_size)
         else:
             state.iteration += 1
             state.validation_loss = None
@@ -194,9 +202,22 @@ class Trainer:
 
     def _before_update(self, losses: dict[str, float]) -> None:
         """Called before the weights are updated: refuse a spike, and wait for a save that still copies them."""
-        refuse_spike(losses, self.state.recent_losses, self.run.training.spiky_loss_factor)
+        self.refuse_spike(losses)
         for observer in self.observers:
             observer.before_update()
+
+    def refuse_spike(self, losses: Mapping[str, float]) -> None:
+        """Raise `BadStep` if the losses of a step are a spike after those of the last good ones."""
+        refuse_spike(losses, self.state.recent_losses, self.run.training.spiky_loss_factor)
+
+    def _explained(self, error: BadStep, before: Snapshot, first: int, batch_size: int) -> BadStep:
+        """The error with what is found when the step is taken again (`training/rerun`), as long as that is news."""
+        if self.run.training.rerun_mode == "disabled" or len(self.findings) == FINDINGS:
+            return error
+        self.findings.append(rerun.find(self, before, first, batch_size))
+        if self.run.training.bad_step != "stop" and self.findings[-1].where:
+            self.metrics.say(f"a bad step: {self.findings[-1].where}")
+        return self.findings[-1].of(error)
 
     def _after_bad_step(self, error: BadStep, batch_size: int) -> None:
         """Go on without the batch of a bad step, from here or from the newest checkpoint (`--bad-step`); nothing was

@@ -19,7 +19,7 @@ from tests.training.test_trainer import trainer_of
 
 LINE = (
     "--num-layers 1 --micro-batch-size 1 --global-batch-size 4 --train-iters 8 --lr-decay-iters 8 "
-    "--hidden-dropout 0.1 --attention-dropout 0.1 --use-distributed-optimizer"
+    "--hidden-dropout 0.1 --attention-dropout 0.1 --use-distributed-optimizer --rerun-mode disabled"
 )
 
 

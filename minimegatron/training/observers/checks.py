@@ -11,12 +11,11 @@ only mistakes are visible: roundings are near 1e-15, the limit is 1e-7 of a tens
 
     every rank    model, backward, reductions in fp64        g of its own part
     rank 0        serial twin, the same samples              G of the logical tensor, broadcast one by one
-    every rank    gathers g, compares: max |g - G| / max |G|; and the gradient norm that it would clip by
+    every rank    compares with its part of G: max |g - G| / max |G|; and the gradient norm that it would clip by
 
-| message, beside the step's own       | axis            | bytes               |
-|--------------------------------------|-----------------|---------------------|
-| parts of each gradient               | `tp`, or experts' axes | 8 per element |
-| each gradient of the twin            | `world`         | 8 per element       |
+| message, beside the step's own | axis    | bytes         |
+|--------------------------------|---------|---------------|
+| each gradient of the twin      | `world` | 8 per element |
 
 Both models are extra ones and are thrown away: no random number, statistic or weight of the run changes. The check
 costs the memory of the model in fp64 and of its gradients on every rank, and the time of a whole batch on one rank; a
@@ -39,7 +38,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.gpt_dataset import Dataset
 from minimegatron.errors import RankError, named, ranges, ranks_by_value
-from minimegatron.layers.logical import draw_part, gather_logical
+from minimegatron.layers.logical import draw_part, gather_logical, part_of_logical
 from minimegatron.layers.param import Init, copy_axes, layout_of, logical_parameters
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import build_model_chunks
@@ -143,6 +142,18 @@ def check_first_step(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: i
 
 def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, forward_step: ForwardStep) -> Gradients:
     """Run the first batch through a new model in fp64, in the layout of `mesh`."""
+    ddp = model_in_fp64(run, mesh)
+    batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
+    count = batch_size // (run.training.micro_batch_size * mesh.dp.size)
+    hooks, forward_backward_func = StepHooks(ddp, mesh), get_forward_backward_func(ddp)
+    with hooks.passes(1.0):
+        tokens, reports = forward_backward_func(forward_step, batches, ddp, count, lambda loss: loss)
+    return finished(run, ddp, tokens, reports | hooks.reports())
+
+
+def model_in_fp64(run: RunConfig, mesh: Mesh) -> DataParallel:
+    """The model of a run at step 0 in fp64, with zero gradients: without dropout, by torch's functions, its constant
+    parameters shaken, its weights those that the run's dtype can hold."""
     config = run.model.replace(
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -150,23 +161,28 @@ def gradients(run: RunConfig, mesh: Mesh, dataset: Dataset, batch_size: int, for
         kernels="torch",
         attention_backend="auto",
         lora_base=None,
+        fp32_residual_connection=False,
     )
-    spec = spec_from_name(run.spec, config)
-    model = build_model_chunks(config, mesh, run.training.seed, spec)
+    model = build_model_chunks(config, mesh, run.training.seed, spec_from_name(run.spec, config))
     shake(model, run.training.seed)
-    model = model.double()
+    model = model.to(run.model.dtype).double()
+    return ready(run, model, mesh, torch.float64)
+
+
+def ready(run: RunConfig, model: torch.nn.Module, mesh: Mesh, grad_dtype: torch.dtype) -> DataParallel:
+    """The model in its data-parallel wrapper, frozen where the run freezes, its gradients zero."""
     freeze(model, run.optimizer, mesh)
-    ddp = data_parallel(model, mesh, torch.float64)
+    ddp = data_parallel(model, mesh, grad_dtype)
     ddp.zero_grad_buffer()
-    batches = microbatches(dataset, run.training.micro_batch_size, mesh, 0, mesh.device)
-    count = batch_size // (run.training.micro_batch_size * mesh.dp.size)
-    hooks, forward_backward_func = StepHooks(ddp, mesh), get_forward_backward_func(ddp)
-    with hooks.passes(1.0):
-        tokens, reports = forward_backward_func(forward_step, batches, ddp, count, lambda loss: loss)
-    finalize_model_grads(ddp, mesh, tokens)
-    params = main_params(run.optimizer, ddp, mesh, ddp.shards())
-    norm, _, _ = look([(p, grad) for p in params if (grad := p.read_grad()) is not None], mesh).to_host()
-    return Gradients(reduce_reports(reports | hooks.reports(), ddp).losses, ddp, norm)
+    return ddp
+
+
+def finished(run: RunConfig, ddp: DataParallel, tokens: torch.Tensor, reports: dict[str, torch.Tensor]) -> Gradients:
+    """Sum and divide the gradients of a batch, as a step does."""
+    finalize_model_grads(ddp, ddp.mesh, tokens)
+    params = main_params(run.optimizer, ddp, ddp.mesh, ddp.shards())
+    norm, _, _ = look([(p, grad) for p in params if (grad := p.read_grad()) is not None], ddp.mesh).to_host()
+    return Gradients(reduce_reports(reports, ddp).losses, ddp, norm)
 
 
 def distances(
@@ -175,10 +191,10 @@ def distances(
     logical: list[tuple[str, tuple[int, ...]]],
     floor: float,
 ) -> torch.Tensor:
-    """max |g - G| / max |G| of every gradient, in fp64; 0 if this rank has no part of the parameter.
+    """max |g - G| / max |G| over this rank's part of every gradient, in fp64; 0 if it has no part of the parameter.
 
     Args:
-        model: has the gradients g; all ranks of its mesh call.
+        model: has the gradients g, finite or not; all ranks of its mesh call.
         twin: has the gradients G, on rank 0; None on other ranks.
         logical: (name, shape) of every parameter of the twin.
         floor: the smallest max |G| that counts.
@@ -192,9 +208,9 @@ def distances(
         broadcast(want, mesh.world)
         off.append(torch.zeros((), dtype=torch.float64, device=mesh.device))
         if name in params:
-            got = gather_logical(grads[name], layout_of(params[name]), mesh)
-            scale = want.abs().max().clamp(min=floor)
-            off[-1] = torch.nan_to_num((got - want).abs().max() / scale, nan=torch.inf)
+            scale, part = want.abs().max().clamp(min=floor), part_of_logical(want, layout_of(params[name]))
+            if part.numel():
+                off[-1] = torch.nan_to_num((grads[name] - part).abs().max() / scale, nan=torch.inf)
     return torch.stack(off)
 
 
@@ -205,7 +221,7 @@ def shake(model: torch.nn.Module, seed: int) -> None:
         layout = layout_of(param)
         if layout.init.std == 0.0:
             noise = dataclasses.replace(layout, init=Init(std=SHAKE))
-            param.add_(draw_part(f"{name} shaken", noise, seed).to(param))
+            param.copy_(param.float() + draw_part(f"{name} shaken", noise, seed).to(param.device))
 
 
 def _of_norm(norms: list[float], twin: float, clip_grad: float) -> RankError:
@@ -242,7 +258,8 @@ def _refusal(
         "the first step: " + "; ".join(what),
         where=where,
         fix="look for a sum that is missing, made twice or over the wrong ranks, "
-        + ("in the forward pass" if losses else "in the backward pass between that tensor and the loss"),
+        + ("in the forward pass" if losses else "in the backward pass between that tensor and the loss")
+        + "; `minimegatron compare` with the same flags names the first tensor that differs",
     )
 
 
