@@ -1,0 +1,227 @@
+"""What a rank's flight recorder has noted, as plain data, and as the files that torch's analyser reads.
+
+    FOLDER/_dump_3        rank 3: a pickle, for `torchfrtrace FOLDER`
+    FOLDER/rank3.json     the same, for people, other programs and `minimegatron flight-recorder FOLDER`
+
+The names and types of all fields are those of torch's own dumps, version 2.10 (`_dump_fr_trace`), so its analyser and
+others that read them work. What is beside them is ours, and theirs pass over it:
+
+| of the whole dump                            | of an entry                                                        |
+|----------------------------------------------|--------------------------------------------------------------------|
+| `rank`, `world_size`, `hostname`, `pid`      | `op`, `axis`, `extra`: as the package says it                      |
+| `reason`: why it was written                 | `place`: the line of user code, or else the one that called `comm` |
+| `time_ns`, `clock_offset_ns`: of its clock   | `site`: the line that called `comm`                                |
+| `position`: the line of the main thread now  | `waiting`: this rank waits for it; `failed`: it has raised         |
+| `counts`: calls and messages of each group   |                                                                    |
+
+In the pickle a ring shift is two messages, because torch's analyser knows no such collective. It
+drops calls of a rank with smaller numbers than the first that another rank still has; ours counts by group.
+
+Files are written beside their names and renamed, so a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from minimegatron.comm.flight_recorder import Entry, FlightRecorder, Group, Place, place_of
+from minimegatron.launch import procs
+
+VERSION = "2.10"  # of torch's format, as of torch 2.13
+PICKLE = "_dump_"
+# torch's names of dtypes, and of what the package calls otherwise.
+_DTYPES = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
+    "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool", "float8_e4m3fn": "Float8_e4m3fn",
+    "float8_e5m2": "Float8_e5m2",
+}  # fmt: skip
+_OTHERS = {
+    "ring_shift": "ring_shift",
+    "a comparison": "all_reduce",
+    "all_gather_object": "all_gather_v",  # of objects, whose sizes differ
+    "gather_object": "gather",
+    "scatter_object_list": "scatter",
+    "broadcast_object_list": "broadcast",
+}
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+_COMM = str(Path(procs.__file__).parents[1] / "comm") + os.sep
+
+
+def dump(
+    recorder: FlightRecorder,
+    rank: int,
+    world: int,
+    reason: str,
+    *,
+    timeout_seconds: float = 0.0,
+    clock_offset_ns: int = 0,
+    last: int | None = None,
+    frames: bool = True,
+) -> dict[str, Any]:
+    """The record of this rank as plain data; may be called from any thread.
+
+    Args:
+        recorder: the recorder.
+        rank, world: of this rank.
+        reason: why it is asked for.
+        timeout_seconds: how long this rank waits for others.
+        clock_offset_ns: what has to be added to this machine's clock (`launch/clocks`).
+        last: how many entries, the newest; default all.
+        frames: with the whole stack of each entry.
+    """
+    entries = list(recorder.entries)
+    entries = entries if last is None else entries[len(entries) - min(last, len(entries)) :]
+    shown = [_entry(entry, rank, timeout_seconds, frames) for entry in entries]
+    groups = {group.name: group for group in list(recorder.groups.values())}
+    return {
+        "version": VERSION,
+        "comm_lib_version": "",
+        "pg_config": {name: _config(name, group.desc, group.ranks) for name, group in groups.items()},
+        "pg_status": {str(group.number): _status(group, entries) for group in groups.values()},
+        "entries": shown,
+        "counts": {group.name: (group.collectives, group.messages) for group in groups.values()},
+        "rank": rank,
+        "world_size": world,
+        "hostname": socket.gethostname(),
+        "pid": os.getpid(),
+        "reason": reason,
+        "time_ns": time.time_ns(),
+        "clock_offset_ns": clock_offset_ns,
+        "position": str(_place(_stack_of_main_thread()) or ""),
+    }
+
+
+def write(dumped: dict[str, Any], prefix: Path) -> None:
+    """Write both files of a rank; an older dump of it is replaced.
+
+    Args:
+        dumped: its dump.
+        prefix: `FOLDER/_dump_`; the rank is appended. The folder is made.
+    """
+    folder, rank = prefix.parent, dumped["rank"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in (
+        (f"{prefix.name}{rank}", pickle.dumps(for_torch(dumped), protocol=2)),
+        (f"rank{rank}.json", json.dumps(dumped).encode()),
+    ):
+        partial = folder / f".partial-{os.getpid()}-{threading.get_ident()}"
+        partial.write_bytes(data)
+        partial.replace(folder / name)
+
+
+def _entry(entry: Entry, rank: int, timeout_seconds: float, frames: bool) -> dict[str, Any]:
+    """An entry as torch writes it, and what is ours."""
+    places = entry.frames()
+    site = next((place for place in places if not place.filename.startswith(_COMM)), places[0] if places else None)
+    of = procs.users_frame([_frame(place) for place in places if not place.filename.startswith(_COMM)])
+    sent, received = (None, None) if entry.message else (entry.sent, entry.received)
+    kind, group = entry.op, entry.group
+    if entry.message is not None:
+        sender, receiver = entry.message
+        here, there = group.ranks.index(rank), group.ranks.index(receiver if rank == sender else sender)
+        kind = f"send {here}->{there}" if rank == sender else f"recv {here}<-{there}"
+        sent, received = entry.received, entry.received
+    elif kind not in _COLLECTIVES:
+        kind = _OTHERS.get(kind, "barrier")
+    return {
+        "record_id": entry.record,
+        "pg_id": group.number,
+        "process_group": (group.name, group.desc),
+        "thread_name": "python",
+        "thread_id": "",
+        "collective_seq_id": 0 if entry.message else entry.seq,
+        "p2p_seq_id": entry.seq if entry.message else 0,
+        "op_id": entry.op_id,
+        "profiling_name": f"{group.backend}:{kind}",
+        "time_created_ns": entry.created,
+        "input_sizes": [list(sent[0])] if sent else [],
+        "input_dtypes": [_dtype(sent[1])] if sent else [],
+        "output_sizes": [list(received[0])] if received else [],
+        "output_dtypes": [_dtype(received[1])] if received else [],
+        "state": entry.state,
+        "time_discovered_started_ns": entry.started or None,
+        "time_discovered_completed_ns": entry.completed or None,
+        "retired": entry.state == "completed",
+        "timeout_ms": round(1000 * timeout_seconds),
+        "is_p2p": entry.message is not None,
+        "op": entry.op,
+        "axis": entry.axis.name,
+        "ranks": list(group.ranks),
+        "extra": entry.extra,
+        "comparable": entry.comparable,
+        "waiting": entry.blocks,
+        "failed": entry.failed,
+        "place": str(of or site and _frame(site) or ""),
+        "site": f"{site.filename}:{site.line}" if site else "",
+        "frames": [_as_torch(place) for place in places] if frames else [],
+    }
+
+
+def for_torch(dumped: dict[str, Any]) -> dict[str, Any]:
+    """A dump with each ring shift as the two messages that it is: torch's analyser knows no such collective."""
+    entries, edges, rank = list[dict[str, Any]](), dict[str, tuple[int, ...]](), dumped["rank"]
+    for entry in dumped["entries"]:
+        if entry["op"] != "ring_shift":
+            entries.append(entry)
+            continue
+        ranks, backend = entry["ranks"], entry["profiling_name"].partition(":")[0]
+        here = ranks.index(rank)
+        for sender, receiver in ((rank, ranks[(here + 1) % len(ranks)]), (ranks[here - 1], rank)):
+            name, low = f"{entry['axis']}:{sender}->{receiver}", min(sender, receiver)
+            edges[name] = tuple(sorted((sender, receiver)))
+            place, other = int(rank != low), int(rank == low)
+            what = f"send {place}->{other}" if sender == rank else f"recv {place}<-{other}"
+            entries.append(entry | {
+                "process_group": (name, entry["axis"]), "collective_seq_id": 0, "is_p2p": True,
+                "p2p_seq_id": entry["collective_seq_id"], "profiling_name": f"{backend}:{what}",
+            })  # fmt: skip
+    configs = {name: _config(name, name.partition(":")[0], edge) for name, edge in edges.items()}
+    return dumped | {"entries": entries, "pg_config": dumped["pg_config"] | configs}
+
+
+def _dtype(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return _DTYPES.get(name, name)
+
+
+def _frame(place: Place) -> procs.Frame:
+    return procs.Frame(place.filename, place.line, place.name)
+
+
+def _as_torch(place: Place) -> dict[str, Any]:
+    return {"name": place.name, "filename": place.filename, "line": place.line}
+
+
+def _config(name: str, desc: str, ranks: tuple[int, ...]) -> dict[str, str]:
+    return {"name": name, "desc": desc, "ranks": str(list(ranks))}
+
+
+def _status(group: Group, entries: list[Entry]) -> dict[str, int]:
+    """As torch has it: numbers of the last collectives; -1 where none is known to be so far."""
+    of = [entry for entry in entries if entry.group is group and entry.message is None]
+    return {
+        "last_enqueued_collective": group.collectives,
+        "last_started_collective": max((e.seq for e in of if e.state != "scheduled"), default=-1),
+        "last_completed_collective": max((e.seq for e in of if e.state == "completed"), default=-1),
+    }
+
+
+def _stack_of_main_thread() -> list[Place]:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    places = []
+    while frame is not None:
+        places.append(place_of(frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return places
+
+
+def _place(places: list[Place]) -> procs.Frame | None:
+    return procs.users_frame([_frame(place) for place in places])
