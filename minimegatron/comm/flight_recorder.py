@@ -1,7 +1,6 @@
 """A ring buffer of the last communications of a rank: what was called where, with what, and how far it came.
 
-The problem in a sentence: after a hang each rank knows where it waits, and nobody knows which rank took another turn, or
-when.
+The problem in a sentence: after a hang each rank knows where it waits, and nobody knows which rank took another turn.
 
 `FlightRecorder` observes the door through which all communication goes (`comm/async_ops`), whatever moves the bytes. It
 notes a communication when it is issued, and has three marks for it later:
@@ -24,7 +23,8 @@ writes. torch's recorder sees NCCL; for gloo it has neither states nor messages 
 
 On NCCL a wait does not block the host; there an entry is complete when the watchdog's event says so (`comm/watchdog`).
 An entry costs a few microseconds, most of it for the stack: code objects and offsets, of which lines are made when
-somebody asks. It keeps no tensor alive.
+somebody asks. It keeps no tensor alive. The last few calls are also in memory that other ranks can read when this one
+has been killed (`comm/last_calls`).
 
 PyTorch: `torch/csrc/distributed/c10d/FlightRecorder.hpp`.
 """
@@ -32,6 +32,7 @@ PyTorch: `torch/csrc/distributed/c10d/FlightRecorder.hpp`.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
 from collections import deque
@@ -44,8 +45,10 @@ import torch.distributed as dist
 
 from minimegatron.comm.async_ops import Observer, Work, add_observer, remove_observer
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.last_calls import LastCalls
 
 DEEPEST = 48  # frames of an entry
+COMM = os.path.dirname(__file__) + os.sep  # whose frames are not the caller's
 _OWN = 3  # of this module and of `async_ops`, innermost
 
 
@@ -115,6 +118,11 @@ class Entry:
         self.stack: list[CodeType | int] = []
 
     @property
+    def sends(self) -> bool:
+        """Whether it is a message that this rank sends, and does not receive."""
+        return self.message is not None and self.op.startswith("deliver")
+
+    @property
     def state(self) -> str:
         """`scheduled`, `started` or `completed`."""
         if self.completed and (self.device is None or self.device.over()):
@@ -145,6 +153,7 @@ class FlightRecorder(Observer):
     def __init__(self, size: int) -> None:
         self.entries: deque[Entry] = deque(maxlen=size)
         self.groups: dict[Hashable, Group] = {}
+        self.last = LastCalls() if hasattr(os, "memfd_create") else None
         self._number = itertools.count()
 
     def issue(self, work: Work) -> None:
@@ -154,11 +163,16 @@ class FlightRecorder(Observer):
         if group is None:
             group = self.groups[key] = _group(len(self.groups), axis, message)
         work.record = entry = Entry(next(self._number), group, work)
-        frame, stack = sys._getframe(_OWN), entry.stack
+        frame, stack, caller = sys._getframe(_OWN), entry.stack, None
         for _ in range(DEEPEST):
-            stack += (frame.f_code, frame.f_lasti)
+            code = frame.f_code
+            stack += (code, frame.f_lasti)
+            if caller is None and not code.co_filename.startswith(COMM):
+                caller = frame
             if (frame := frame.f_back) is None:  # type: ignore[assignment]
                 break
+        if self.last is not None and caller is not None:
+            self.last.note(entry, caller.f_code, caller.f_lineno)
         if work.blocks:
             entry.started = entry.waiting = entry.created
         self.entries.append(entry)

@@ -29,10 +29,12 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minimegatron.comm.flight_recorder import Entry, FlightRecorder, Group, Place, place_of
+from minimegatron.comm.flight_recorder import COMM, Entry, FlightRecorder, Group, Place, place_of
+from minimegatron.comm.last_calls import Page
 from minimegatron.launch import procs
 
 VERSION = "2.10"  # of torch's format, as of torch 2.13
@@ -52,7 +54,6 @@ _OTHERS = {
     "broadcast_object_list": "broadcast",
 }
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-_COMM = str(Path(procs.__file__).parents[1] / "comm") + os.sep
 
 
 def dump(
@@ -120,27 +121,21 @@ def write(dumped: dict[str, Any], prefix: Path) -> None:
 def _entry(entry: Entry, rank: int, timeout_seconds: float, frames: bool) -> dict[str, Any]:
     """An entry as torch writes it, and what is ours."""
     places = entry.frames()
-    site = next((place for place in places if not place.filename.startswith(_COMM)), places[0] if places else None)
-    of = procs.users_frame([_frame(place) for place in places if not place.filename.startswith(_COMM)])
-    sent, received = (None, None) if entry.message else (entry.sent, entry.received)
-    kind, group = entry.op, entry.group
-    if entry.message is not None:
-        sender, receiver = entry.message
-        here, there = group.ranks.index(rank), group.ranks.index(receiver if rank == sender else sender)
-        kind = f"send {here}->{there}" if rank == sender else f"recv {here}<-{there}"
-        sent, received = entry.received, entry.received
-    elif kind not in _COLLECTIVES:
-        kind = _OTHERS.get(kind, "barrier")
+    site = next((place for place in places if not place.filename.startswith(COMM)), places[0] if places else None)
+    of = procs.users_frame([_frame(place) for place in places if not place.filename.startswith(COMM)])
+    group, is_message = entry.group, entry.message is not None
+    sent, received = (entry.received if is_message else entry.sent), entry.received
+    sends = entry.sends if is_message else None
     return {
         "record_id": entry.record,
         "pg_id": group.number,
         "process_group": (group.name, group.desc),
         "thread_name": "python",
         "thread_id": "",
-        "collective_seq_id": 0 if entry.message else entry.seq,
-        "p2p_seq_id": entry.seq if entry.message else 0,
+        "collective_seq_id": 0 if is_message else entry.seq,
+        "p2p_seq_id": entry.seq if is_message else 0,
         "op_id": entry.op_id,
-        "profiling_name": f"{group.backend}:{kind}",
+        "profiling_name": _profiling_name(group.backend, entry.op, group.ranks, rank, sends),
         "time_created_ns": entry.created,
         "input_sizes": [list(sent[0])] if sent else [],
         "input_dtypes": [_dtype(sent[1])] if sent else [],
@@ -151,7 +146,7 @@ def _entry(entry: Entry, rank: int, timeout_seconds: float, frames: bool) -> dic
         "time_discovered_completed_ns": entry.completed or None,
         "retired": entry.state == "completed",
         "timeout_ms": round(1000 * timeout_seconds),
-        "is_p2p": entry.message is not None,
+        "is_p2p": is_message,
         "op": entry.op,
         "axis": entry.axis.name,
         "ranks": list(group.ranks),
@@ -163,6 +158,52 @@ def _entry(entry: Entry, rank: int, timeout_seconds: float, frames: bool) -> dic
         "site": f"{site.filename}:{site.line}" if site else "",
         "frames": [_as_torch(place) for place in places] if frames else [],
     }
+
+
+def of_page(page: Page, rank: int, world: int, reason: str) -> dict[str, Any]:
+    """A dump of the last calls of a rank that cannot hand in its own, because it was killed, or is stopped.
+
+    What it waited for is not known; its last call counts as not completed.
+    """
+    calls = page.calls()
+    places = [procs.Frame(*call["place"]) for call in calls]
+    entries = []
+    for call, place in zip(calls, places, strict=True):
+        name, desc, backend, ranks = call["group"]
+        message, last = call["sends"] is not None, call is calls[-1]
+        sizes, dtypes = ([call["shape"]], [_dtype(call["dtype"])]) if call["dtype"] is not None else ([], [])
+        entries.append({
+            "record_id": call["record"], "pg_id": 0, "process_group": (name, desc),
+            "collective_seq_id": 0 if message else call["number"], "p2p_seq_id": call["number"] if message else 0,
+            "op_id": call["number"], "profiling_name": _profiling_name(backend, call["op"], ranks, rank, call["sends"]),
+            "time_created_ns": call["created"], "input_sizes": sizes, "input_dtypes": dtypes, "output_sizes": sizes,
+            "output_dtypes": dtypes, "state": "started" if last else "completed", "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None, "retired": False, "timeout_ms": 0, "is_p2p": message,
+            "op": call["op"], "axis": call["axis"], "ranks": list(ranks), "extra": call["extra"], "comparable": True,
+            "waiting": False, "failed": last, "place": str(place), "site": f"{place.file}:{place.line}",
+            "frames": [{"name": place.function, "filename": place.file, "line": place.line}],
+        })  # fmt: skip
+    groups = {call["group"][0]: call["group"] for call in calls}
+    return {
+        "version": VERSION,
+        "comm_lib_version": "",
+        "pg_config": {name: _config(name, desc, ranks) for name, desc, _, ranks in groups.values()},
+        "pg_status": {},
+        "entries": entries,
+        "rank": rank,
+        "world_size": world,
+        "reason": reason,
+        "clock_offset_ns": 0,
+        "position": f"{places[-1]} (its last call)" if places else "",
+    }
+
+
+def _profiling_name(backend: str, op: str, ranks: Sequence[int], rank: int, sends: bool | None) -> str:
+    """torch's name of a call: `gloo:all_reduce`, `gloo:send 0->1` with places in the group."""
+    if sends is not None:
+        here = list(ranks).index(rank)
+        return f"{backend}:{f'send {here}->{1 - here}' if sends else f'recv {here}<-{1 - here}'}"
+    return f"{backend}:{op if op in _COLLECTIVES else _OTHERS.get(op, 'barrier')}"
 
 
 def for_torch(dumped: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """When a rank's flight record leaves it: at a deadline, at an error, at SIGUSR2.
 
-| moment                              | this rank                                   | the others                            |
-|-------------------------------------|---------------------------------------------|---------------------------------------|
-| a communication ran out of time, or | asks all, and prints the first mismatch     | their watch hands in their records    |
-| raised                              |                                             |                                       |
-| any other error                     | writes its record                           | write theirs when they end            |
-| SIGUSR2 to any rank                 | asks all, prints the mismatch, and goes on  | their watch hands in their records    |
+| moment                                      | this rank                                  | the others                |
+|---------------------------------------------|--------------------------------------------|---------------------------|
+| a communication raised or ran out of time   | asks all, and prints the first mismatch    | hand in their records     |
+| any other error                             | writes its record                          | write theirs, at the end  |
+| SIGUSR2 to any rank                         | asks all, prints the mismatch, and goes on | hand in their records     |
 
+The watch of a rank hands in, so it may be blocked meanwhile.
 A record goes through the store of the job (`launch/ledger`), so no folder has to be shared: the newest calls of each
 rank, fewer where there are many ranks. The whole buffer goes to `--flight-recorder-dump-path`, or to the prefix in
-`TORCH_FR_DUMP_TEMP_FILE`, if there is one. A rank that was killed or stopped leaves none, and that is said.
+`TORCH_FR_DUMP_TEMP_FILE`, if there is one. Of a rank that was killed or stopped on the same machine the last calls are
+read from memory (`comm/last_calls`); one of another machine leaves none, and that is said.
 
 | variable, torch's own            | means                                                          | default |
 |----------------------------------|----------------------------------------------------------------|---------|
@@ -26,11 +27,12 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from minimegatron.comm import flight_recorder
 from minimegatron.comm.flight_recorder import FlightRecorder
+from minimegatron.comm.last_calls import Page
 from minimegatron.errors import ConfigError
 from minimegatron.launch import flight_dump
 from minimegatron.launch.ledger import Ledger
@@ -51,6 +53,10 @@ class FlightRecords:
         prefix: of the files, `FOLDER/_dump_`; None writes none.
         seconds: how long this rank waits for others.
         clock_offset_ns: of this machine's clock.
+
+    Attributes:
+        pages: the last calls of the other ranks of this machine.
+        ended: ranks that have ended, and hand in nothing.
     """
 
     def __init__(
@@ -58,6 +64,10 @@ class FlightRecords:
     ) -> None:
         self.recorder, self.ledger, self.prefix, self.seconds = recorder, ledger, prefix, seconds
         self.clock_offset_ns = clock_offset_ns
+        if recorder.last is not None:
+            ledger.store.set(f"page/{ledger.rank}", recorder.last.where)
+        self.ended, self._tried = set[int](), set[int]()
+        self.pages: dict[int, Page] = {}
         self._seen = ledger.dumps()
         self._handed_in = set[str]()
         self._lock = threading.Lock()
@@ -84,8 +94,34 @@ class FlightRecords:
         """The first mismatch, from the records of all ranks that hand in theirs."""
         self.hand_in(number, reason)
         world = self.ledger.world
-        texts = self.ledger.records(number, range(world), SECONDS)
-        return first_mismatch(Records({rank: json.loads(text) for rank, text in texts.items()}, world))
+        texts = self.ledger.records(number, [r for r in range(world) if r not in self.ended], SECONDS)
+        dumps = {rank: json.loads(text) for rank, text in texts.items()}
+        for rank in self.pages.keys() - dumps.keys():
+            dumps[rank] = flight_dump.of_page(self.pages[rank], rank, world, "it did not answer")
+            if self.prefix is not None and not Path(f"{self.prefix}{rank}").exists():
+                with contextlib.suppress(OSError):
+                    flight_dump.write(dumps[rank], self.prefix)
+        return first_mismatch(Records(dumps, world))
+
+    def finding_at_once(self) -> Finding:
+        """The first mismatch in this rank's record and the last calls of the other ranks of this machine; nobody is
+        asked, because a launcher ends all ranks soon after the first has died."""
+        world, own = self.ledger.world, self._dump("a rank has died", last=SENT, frames=False)
+        dumps = {r: flight_dump.of_page(page, r, world, "a rank has died") for r, page in self.pages.items()}
+        return first_mismatch(Records(dumps | {self.ledger.rank: own}, world))
+
+    def open_pages(self, ranks: Iterable[int]) -> bool:
+        """Map the last calls of other ranks of this machine, once they have written where these are.
+
+        Returns:
+            Whether all have.
+        """
+        for rank in (left := [r for r in ranks if r not in self._tried]):
+            if self.ledger.store.check([f"page/{rank}"]):
+                self._tried.add(rank)
+                with contextlib.suppress(OSError, ValueError):  # it has ended already
+                    self.pages[rank] = Page(self.ledger.store.get(f"page/{rank}").decode())
+        return self._tried.issuperset(left)
 
     def asked(self) -> None:
         """Hand in a record for each request that has come since; called by the watch of the rank."""

@@ -125,6 +125,11 @@ class Finding(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.kind)
 
+    @property
+    def certain(self) -> bool:
+        """Whether calls contradict each other, as opposed to ranks that wait for another."""
+        return self.kind not in ("", "missing", "circle", "not ended")
+
 
 NOTHING = Finding("", "the records of all ranks agree, and no rank waits")
 
@@ -199,6 +204,13 @@ class Records:
                     found[rank] = (own, usual)
         return found
 
+    def support(self, call: Call) -> tuple[int, bool]:
+        """How many ranks outside of its group make this call with the same number, from the same line over another
+        group of its axis; and whether its rank still follows others."""
+        outside = [c for rank, calls in self.calls.items() if rank not in call.group[1] for c in calls]
+        alike = [c for c in outside if (c.step, c.number, c.what) == (call.step, call.number, call.what)]
+        return len({c.rank for c in alike}), call.rank not in self.departs()
+
     def after(self, call: Call) -> Call | None:
         """The next call of the same rank, in whatever group."""
         return next((c for c in self.calls[call.rank] if c.record > call.record and not c.beside), None)
@@ -238,8 +250,7 @@ def _first_difference(records: Records, group: tuple[str, tuple[int, ...]]) -> t
         if len(by_what) > 1:
             most, *others = sorted(by_what.values(), key=len, reverse=True)
             usual, odd = most[0], others[-1][0]
-            tied, departs = len(most) == len(others[-1]), records.departs()
-            if tied and usual.rank in departs and odd.rank not in departs:
+            if len(most) == len(others[-1]) and records.support(odd) > records.support(usual):
                 usual, odd = odd, usual
             return usual, odd
     return None

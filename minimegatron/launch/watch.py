@@ -10,8 +10,8 @@ and reads the ledger every half second.
 
 | what it sees                          | what it does                                                                |
 |---------------------------------------|-----------------------------------------------------------------------------|
-| a rank of this machine ended, not     | writes the cause ("was killed by SIGKILL"), so that every rank knows it     |
-| with 0                                |                                                                             |
+| a rank of this machine ended, not     | writes the cause ("was killed by SIGKILL"), so that every rank knows it;    |
+| with 0                                | prints which calls contradicted each other, if some did                     |
 | the job has failed                    | the rank has 10 s to leave by itself, then it is ended with status 5        |
 | the store is gone: rank 0, or the     | the same                                                                    |
 | launcher, served it                   |                                                                             |
@@ -41,7 +41,7 @@ from minimegatron.comm.async_ops import Blocked
 from minimegatron.launch import flight_records, procs
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 
-TICK_SECONDS = 0.5
+TICK_SECONDS, SOON_SECONDS = 0.5, 0.02  # between looks; until the last calls of all siblings are mapped
 FAILED_SECONDS = 10.0
 INTERRUPTED_SECONDS = 5.0
 RANK_FAILED = 5  # exit status, as `RankError.exit_code`
@@ -84,7 +84,7 @@ class Watch(threading.Thread):
         self._signals = signals
         self._wakeup = signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a loader's signals are its own
-        self._done = False
+        self._done, self._settled = False, flight_records.running() is None
 
     def stop(self) -> None:
         """End the watch; from the main thread."""
@@ -111,7 +111,7 @@ class Watch(threading.Thread):
         rank_of = {fd: rank for rank, fd in self._pidfds.items()}
         try:
             while not self._done:
-                for fd, _ in poll.poll(1000 * TICK_SECONDS):
+                for fd, _ in poll.poll(1000 * (TICK_SECONDS if self._settled else SOON_SECONDS)):
                     if fd == self._pipe:
                         self._on_signals(os.read(fd, 64))
                     else:
@@ -144,6 +144,8 @@ class Watch(threading.Thread):
             self._ledger.claim(self._ledger.rank, INTERRUPTED)
 
     def _on_end(self, rank: int) -> None:
+        if (records := flight_records.running()) is not None:
+            records.ended.add(rank)
         status = procs.zombie_status(self._pids[rank])
         if status == 0:
             self.left.add(rank)
@@ -156,6 +158,9 @@ class Watch(threading.Thread):
             raise
         # SIGTERM is how a launcher ends all ranks: nothing to report.
         if cause.author == self._ledger.rank and status != -signal.SIGTERM:
+            # gloo aborts a rank that gets a message of another size; its launcher ends the others soon
+            if records is not None and (finding := records.finding_at_once()).certain:
+                self._print(records.said(finding))
             self._say(f"rank {rank} {how}")
 
     def _look(self) -> None:
@@ -165,6 +170,7 @@ class Watch(threading.Thread):
             os._exit(self._leave[1])
         running, records = watchdog.running(), flight_records.running()
         if records is not None:
+            self._settled = records.open_pages(self._pids)
             records.asked()
             if self._ledger.asked():
                 records.hand_in(flight_records.HANG, "a rank asks where the others are")
@@ -176,7 +182,7 @@ class Watch(threading.Thread):
             self._overdue(Overdue(self._position(blocked), seconds))
 
     def _print(self, text: str) -> None:
-        os.write(2, f"rank {self._ledger.rank}: {text}\n".encode(errors="replace"))
+        os.write(2, f"{text}\n".encode(errors="replace"))
 
     def _position(self, blocked: Blocked | None) -> Position:
         """The line of the main thread, and the communication that blocks it: the oldest one of the watchdog."""
