@@ -36,6 +36,7 @@ COMMANDS = {
         "minimegatron.commands.flight_recorder",
         "after a hang: which rank did what, at which line, while the others waited in which",
     ),
+    "trace": ("minimegatron.commands.trace", "one trace of all profiled ranks, for Perfetto"),
     "memory": ("minimegatron.commands.memory", "the memory of every rank by name, before anything runs"),
     "plan": ("minimegatron.commands.plan", "will it fit, how fast, which layout; --search, --measure"),
     "train-tokenizer": ("minimegatron.data.tokenizer_training", "learn a byte-level BPE from files of documents"),

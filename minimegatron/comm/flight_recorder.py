@@ -31,12 +31,13 @@ PyTorch: `torch/csrc/distributed/c10d/FlightRecorder.hpp`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -155,6 +156,16 @@ class FlightRecorder(Observer):
         self.groups: dict[Hashable, Group] = {}
         self.last = LastCalls() if hasattr(os, "memfd_create") else None
         self._number = itertools.count()
+
+    @contextlib.contextmanager
+    def keeping(self, size: int) -> Iterator[None]:
+        """Keep at least so many calls in the block."""
+        before = self.entries.maxlen or 0
+        self.entries = deque(self.entries, max(before, size))
+        try:
+            yield
+        finally:
+            self.entries = deque(self.entries, before)
 
     def issue(self, work: Work) -> None:
         axis, message = work.axis, work.message

@@ -10,7 +10,7 @@ others that read them work. What is beside them is ours, and theirs pass over it
 |----------------------------------------------|--------------------------------------------------------------------|
 | `rank`, `world_size`, `hostname`, `pid`      | `op`, `axis`, `extra`: as the package says it                      |
 | `reason`: why it was written                 | `place`: the line of user code, or else the one that called `comm` |
-| `time_ns`, `clock_offset_ns`: of its clock   | `site`: the line that called `comm`                                |
+| `time_ns`, `clock_offset_ns`: of its clock   | `site`: the lines that called `comm`, the innermost of the stack   |
 | `position`: the line of the main thread now  | `waiting`: this rank waits for it; `failed`: it has raised         |
 | `counts`: calls and messages of each group   |                                                                    |
 
@@ -53,6 +53,7 @@ _OTHERS = {
     "scatter_object_list": "scatter",
     "broadcast_object_list": "broadcast",
 }
+SITES = 3  # lines by which two calls are told apart
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
@@ -96,8 +97,13 @@ def dump(
         "reason": reason,
         "time_ns": time.time_ns(),
         "clock_offset_ns": clock_offset_ns,
-        "position": str(_place(_stack_of_main_thread()) or ""),
+        "position": str(procs.users_frame([_frame(place) for place in _stack_of_main_thread()]) or ""),
     }
+
+
+def calls_since(recorder: FlightRecorder, rank: int, begin: int) -> list[dict[str, Any]]:
+    """The entries of calls that were issued at or after a time in nanoseconds."""
+    return [_entry(entry, rank, 0.0, frames=False) for entry in list(recorder.entries) if entry.created >= begin]
 
 
 def write(dumped: dict[str, Any], prefix: Path) -> None:
@@ -121,8 +127,7 @@ def write(dumped: dict[str, Any], prefix: Path) -> None:
 def _entry(entry: Entry, rank: int, timeout_seconds: float, frames: bool) -> dict[str, Any]:
     """An entry as torch writes it, and what is ours."""
     places = entry.frames()
-    site = next((place for place in places if not place.filename.startswith(COMM)), places[0] if places else None)
-    of = procs.users_frame([_frame(place) for place in places if not place.filename.startswith(COMM)])
+    outside = [_frame(place) for place in places if not place.filename.startswith(COMM)] or [_frame(p) for p in places]
     group, is_message = entry.group, entry.message is not None
     sent, received = (entry.received if is_message else entry.sent), entry.received
     sends = entry.sends if is_message else None
@@ -153,9 +158,10 @@ def _entry(entry: Entry, rank: int, timeout_seconds: float, frames: bool) -> dic
         "extra": entry.extra,
         "comparable": entry.comparable,
         "waiting": entry.blocks,
+        "time_wait_ns": entry.waiting or None,
         "failed": entry.failed,
-        "place": str(of or site and _frame(site) or ""),
-        "site": f"{site.filename}:{site.line}" if site else "",
+        "place": _lines(outside),
+        "site": "<".join(f"{frame.file}:{frame.line}" for frame in outside[:SITES]),
         "frames": [_as_torch(place) for place in places] if frames else [],
     }
 
@@ -180,7 +186,7 @@ def of_page(page: Page, rank: int, world: int, reason: str) -> dict[str, Any]:
             "output_dtypes": dtypes, "state": "started" if last else "completed", "time_discovered_started_ns": None,
             "time_discovered_completed_ns": None, "retired": False, "timeout_ms": 0, "is_p2p": message,
             "op": call["op"], "axis": call["axis"], "ranks": list(ranks), "extra": call["extra"], "comparable": True,
-            "waiting": False, "failed": last, "place": str(place), "site": f"{place.file}:{place.line}",
+            "waiting": False, "failed": last, "place": _lines([place]), "site": f"{place.file}:{place.line}",
             "frames": [{"name": place.function, "filename": place.file, "line": place.line}],
         })  # fmt: skip
     groups = {call["group"][0]: call["group"] for call in calls}
@@ -193,6 +199,7 @@ def of_page(page: Page, rank: int, world: int, reason: str) -> dict[str, Any]:
         "rank": rank,
         "world_size": world,
         "reason": reason,
+        "partial": True,
         "clock_offset_ns": 0,
         "position": f"{places[-1]} (its last call)" if places else "",
     }
@@ -204,6 +211,13 @@ def _profiling_name(backend: str, op: str, ranks: Sequence[int], rank: int, send
         here = list(ranks).index(rank)
         return f"{backend}:{f'send {here}->{1 - here}' if sends else f'recv {here}<-{1 - here}'}"
     return f"{backend}:{op if op in _COLLECTIVES else _OTHERS.get(op, 'barrier')}"
+
+
+def _lines(frames: list[procs.Frame]) -> str:
+    """The innermost line of user code, else of all, and the line of user code that called it."""
+    users = [frame for frame in frames if procs.is_users(frame.file)] or frames[:1]
+    shown = [f"{Path(frame.file).name}:{frame.line} in {frame.function}" for frame in users[:2]]
+    return ", called at ".join(shown)
 
 
 def for_torch(dumped: dict[str, Any]) -> dict[str, Any]:
@@ -263,6 +277,3 @@ def _stack_of_main_thread() -> list[Place]:
         frame = frame.f_back
     return places
 
-
-def _place(places: list[Place]) -> procs.Frame | None:
-    return procs.users_frame([_frame(place) for place in places])

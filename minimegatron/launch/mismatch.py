@@ -47,7 +47,8 @@ class Call(NamedTuple):
         axis: what the group is for.
         shape, dtype, extra: of its input; of a message, of the tensor.
         sends: for a message whether it is sent; None for a collective.
-        place, site: the lines of user code, and that called `comm`.
+        place: the line of user code.
+        site: the innermost lines of the stack outside of `comm`, by which two calls are told apart.
         created: nanoseconds, on the clock of the first rank.
         waits: the rank waits for it.
         comparable: whether shapes must agree.
@@ -150,7 +151,9 @@ class Records:
         self.dumps = dict(sorted(dumps.items()))
         ranks = [r for dump in dumps.values() for pg in dump["pg_config"].values() for r in _ranks(pg["ranks"])]
         self.world = world or max([*dumps, *ranks], default=-1) + 1
-        self.calls = {rank: list(_calls(rank, dump)) for rank, dump in self.dumps.items()}
+        # Of a rank that was killed only the innermost line of a call is known.
+        lines = 1 if any("partial" in dump for dump in dumps.values()) else None
+        self.calls = {rank: list(_calls(rank, dump, lines)) for rank, dump in self.dumps.items()}
         self._by_number = {
             rank: {(call.group, call.sends, call.number): call for call in calls} for rank, calls in self.calls.items()
         }
@@ -421,7 +424,7 @@ def _ranks(text: Any) -> tuple[int, ...]:
     return tuple(int(word) for word in str(text).strip("[]()").split(",") if word.strip())
 
 
-def _calls(rank: int, dump: Dump) -> Iterable[Call]:
+def _calls(rank: int, dump: Dump, lines: int | None = None) -> Iterable[Call]:
     members = {name: _ranks(pg["ranks"]) for name, pg in dump["pg_config"].items()}
     offset = dump.get("clock_offset_ns", 0)
     ours = "position" in dump
@@ -442,8 +445,8 @@ def _calls(rank: int, dump: Dump) -> Iterable[Call]:
             dtype=_SHORT.get(dtypes[0], dtypes[0].lower()) if dtypes else "",
             extra=entry.get("extra", ""),
             sends=kind == "send" if message else None,
-            place=_short(entry.get("place", "") or _place(entry.get("frames", ()))),
-            site=entry.get("site", "") or _place(entry.get("frames", ())),
+            place=entry.get("place", "") or _place(entry.get("frames", ())),
+            site="<".join((entry.get("site", "") or _place(entry.get("frames", ()))).split("<")[:lines]),
             created=entry["time_created_ns"] + offset,
             waits=entry["waiting"] if ours else pending,
             comparable=entry.get("comparable", kind not in _SHAPES_MAY_DIFFER),
@@ -456,11 +459,6 @@ def _place(frames: Sequence[Mapping[str, Any]]) -> str:
         if "torch/distributed" not in str(frame["filename"]):
             return f"{PurePath(str(frame['filename'])).name}:{frame['line']} in {frame['name']}"
     return ""
-
-
-def _short(place: str) -> str:
-    """A line without its source text, which a sentence about two lines has no room for."""
-    return place.partition(": ")[0]
 
 
 # ------------------------------------------------------------------------------------------------------------ a table
