@@ -169,7 +169,7 @@ class FlightRecorder(Observer):
 
     def issue(self, work: Work) -> None:
         axis, message = work.axis, work.message
-        key: Hashable = message and (axis.name, message) or axis.group or (axis.name, axis.ranks)
+        key: Hashable = ("message", axis.name, message) if message else axis.group or (axis.name, axis.ranks)
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = _group(len(self.groups), axis, message)

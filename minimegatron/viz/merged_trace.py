@@ -230,8 +230,8 @@ def _of_torch(rank: int, trace: Mapping[str, Any], timelines: Sequence[Mapping[s
 def _names(rank: int, host: str) -> list[Slice]:
     """Titles of a rank's process and tracks."""
 
-    def title(name: str, tid: int = 0, **args: Any) -> Slice:
-        return {"ph": "M", "name": name, "pid": rank, "tid": tid, "ts": 0, "args": args}
+    def title(kind: str, tid: int = 0, /, **args: Any) -> Slice:
+        return {"ph": "M", "name": kind, "pid": rank, "tid": tid, "ts": 0, "args": args}
 
     return [
         title("process_name", name=f"rank {rank} on {host}"),
