@@ -22,7 +22,9 @@ from typing import Any
 import torch
 
 SLOTS, DIMS = 16, 4
-_SLOT = struct.Struct(f"<q8iq{DIMS}q")  # record + 1, group, number, op, dtype, message, code, line, dims, created, sizes
+_SLOT = struct.Struct(
+    f"<q8iq{DIMS}q"
+)  # record + 1, group, number, op, dtype, message, code, line, dims, created, sizes
 _TEXTS = SLOTS * _SLOT.size + 8
 PAGE_BYTES = 1 << 16
 _DTYPES = tuple(

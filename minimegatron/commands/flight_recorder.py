@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """See the module; `argv` without the command's name."""
     parser = Parser(
         prog="minimegatron flight-recorder",
-        description="Which rank did which call at which line, while the others waited in which: from the ranks' records.",
+        description="Which rank did which call at which line, while the others waited in which.",
     )
     parser.add_argument("folder", help="what --flight-recorder-dump-path or TORCH_FR_DUMP_TEMP_FILE named")
     parser.add_argument("--json", action="store_true", help="print the finding and the table as one JSON object")
@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"rank {rank}: {call.named} {call.tensor}{call.at}{' (waits)' if call.waits else ''}")
     missing = [rank for rank in range(records.world) if rank not in records.dumps]
     if missing:
-        print(f"\n{named(missing)} left no record: killed, stopped, or its folder is on another machine", file=sys.stderr)
+        print(
+            f"\n{named(missing)} left no record: killed, stopped, or its folder is on another machine", file=sys.stderr
+        )
     return int(bool(finding))
 
 

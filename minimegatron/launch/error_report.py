@@ -20,9 +20,9 @@ stands. Then:
 Where a communication has raised or run out of time, the line about the first mismatch of all ranks follows
 (`launch/flight_records`).
 
-The rank that prints the cause waits a moment for others with the same error; one that fails because of another stays for
-up to 5 s, so that the launcher sees the first one end first, and names it. Each leaves its error in the file in which
-torch's launcher looks for it (`torch.distributed.elastic...record` writes the same).
+The rank that prints the cause waits a moment for others with the same error; one that fails because of another stays
+for up to 5 s, so that the launcher sees the first one end first, and names it. Each leaves its error in the file in
+which torch's launcher looks for it (`torch.distributed.elastic...record` writes the same).
 """
 
 from __future__ import annotations

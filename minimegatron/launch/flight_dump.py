@@ -276,4 +276,3 @@ def _stack_of_main_thread() -> list[Place]:
         places.append(place_of(frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return places
-

@@ -10,14 +10,14 @@ Three things are looked for, in this order, and the first that is found is told:
    or reduction; a message is received in another shape than it was sent. Of several groups the call that was issued
    first counts. Where the calls after it agree again in another order, or shifted by one, that is said: the order, or a
    call that a rank left out; and where a rank made the call of this line over another axis, that.
-2. **A rank did not come.** Each waiting rank points to those that its call lacks. Ranks that do not wait themselves are
-   the cause: they are in user code, or have left no record (killed, stopped). If there are none, ranks wait in a circle,
-   and the rank whose calls no longer follow those of any other is named.
+2. **A rank did not come.** Each waiting rank points to those that its call lacks. Ranks that do not wait themselves
+   are the cause: they are in user code, or have left no record (killed, stopped). If there are none, ranks wait in a
+   circle, and the rank whose calls no longer follow those of any other is named.
 3. **The same calls from other lines**: the calls agree in everything, and lines of code are in another order. gloo then
    adds up wrong numbers and nothing hangs.
 
-A record is that of `launch/flight_dump`, or torch's own of NCCL, which has no lines of user code and no waits: there the
-last call that is not complete counts as one. Clocks of machines are corrected by their offsets.
+A record is that of `launch/flight_dump`, or torch's own of NCCL, which has no lines of user code and no waits: there
+the first call that is not complete counts as one. Clocks of machines are corrected by their offsets.
 """
 
 from __future__ import annotations
@@ -182,9 +182,9 @@ class Records:
     def departs(self) -> dict[int, tuple[Call, Call]]:
         """Ranks whose calls followed those of others and then no longer do: (own call, the others' call).
 
-        Ranks of one program make the same calls in one order, each over its own group of an axis. Two ranks are compared
-        if at least half of their calls agree, so stages of a pipeline are not. A rank that agrees with some other one to
-        the end of the shorter record does not depart.
+        Ranks of one program make the same calls in one order, each over its own group of an axis. Two ranks are
+        compared if at least half of their calls agree, so stages of a pipeline are not. A rank that agrees with some
+        other one to the end of the shorter record does not depart.
         """
         first = max((calls[0].record for calls in self.calls.values() if calls), default=0)
         order = {r: [c for c in calls if c.record >= first and not c.beside] for r, calls in self.calls.items()}
@@ -269,15 +269,15 @@ def _told(records: Records, usual: Call, odd: Call) -> Finding:
     if _same(after_usual, odd) and _same(after_odd, usual):
         return Finding("order", f"{where} and the next are in another order on rank {odd.rank}: {both}", (odd.rank,))
     if _skips(records, usual, odd):
-        text = f"rank {odd.rank} left out {usual.named} of {usual.tensor}{usual.at}: it is in {odd.op} {odd.tensor}{odd.at}"
-        return Finding("left out", text, (odd.rank,))
+        text = f"rank {odd.rank} left out {usual.named} of {usual.tensor}{usual.at}: it is in {odd.op} {odd.tensor}"
+        return Finding("left out", text + odd.at, (odd.rank,))
     if elsewhere := _over_another_axis(records, odd):
         text = f"rank {odd.rank} calls {_call(odd)}, where rank {elsewhere.rank} calls it over {elsewhere.axis}; "
         return Finding("group", text + f"rank {usual.rank} is in {_call(usual)}", (odd.rank,))
     if usual.sends is not None:
         sent, received = (usual, odd) if usual.sends else (odd, usual)
-        text = f"{sent.named}: rank {sent.rank} sends {sent.tensor}{sent.at}, rank {received.rank} expects {received.tensor}"
-        return Finding("shape", text + received.at, (odd.rank, usual.rank))
+        text = f"{sent.named}: rank {sent.rank} sends {sent.tensor}{sent.at}, rank {received.rank} expects "
+        return Finding("shape", text + received.tensor + received.at, (odd.rank, usual.rank))
     if usual.op != odd.op:
         return Finding("operation", f"{where}: {both}", (odd.rank,))
     differs = "shape" if usual.shape != odd.shape else "dtype" if usual.dtype != odd.dtype else "operation"
@@ -407,8 +407,8 @@ def _lines(records: Records) -> Finding | None:
         return None
     call, then, one = min(found, key=lambda pair: pair[0].created)
     text = (
-        f"call #{call.number} of {call.axis} (ranks {ranges(call.group[1])}) and the next come from two lines in another "
-        f"order: rank {call.rank} first from {call.place}, rank {one.rank} first from {one.place}"
+        f"call #{call.number} of {call.axis} (ranks {ranges(call.group[1])}) and the next come from two lines in "
+        f"another order: rank {call.rank} first from {call.place}, rank {one.rank} first from {one.place}"
     )
     return Finding("lines", text, (call.rank, one.rank))
 
@@ -466,7 +466,7 @@ def _place(frames: Sequence[Mapping[str, Any]]) -> str:
 
 def table(records: Records) -> list[tuple[str, ...]]:
     """A row for each rank, below a row of titles: what it waits in or did last, for how long, where it is."""
-    rows = [("rank", "calls", "waits in, or did last", "since", "line")]
+    rows: list[tuple[str, ...]] = [("rank", "calls", "waits in, or did last", "since", "line")]
     now = max((d["time_ns"] + d.get("clock_offset_ns", 0) for d in records.dumps.values() if "time_ns" in d), default=0)
     for rank in range(records.world):
         if rank not in records.dumps:

@@ -81,7 +81,9 @@ def merge(
     for line in sorted(timelines, key=lambda line: line["rank"]):
         rank, offset = line["rank"], line["clock_offset_ns"]
         events += _names(rank, line["hostname"])
-        spans = [_slice(rank, s["name"], s["kind"], s["start"], s["end"], offset, {"note": s["note"]}) for s in line["spans"]]
+        spans = [
+            _slice(rank, s["name"], s["kind"], s["start"], s["end"], offset, {"note": s["note"]}) for s in line["spans"]
+        ]
         slices += _laid_out(spans, PASSES)
         pairs = [(call, own) for call in line["calls"] if (own := _call(rank, call, offset)) is not None]
         for call, own in pairs:
@@ -145,7 +147,15 @@ def problems(trace: Mapping[str, Any]) -> list[str]:
 
 def _slice(rank: int, name: str, kind: str, start: int, end: int, offset: int, args: Mapping[str, Any]) -> Slice:
     args = {key: value for key, value in args.items() if value}
-    return {"ph": "X", "name": name, "cat": kind, "pid": rank, "ts": start + offset, "dur": max(0, end - start), "args": args}
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": kind,
+        "pid": rank,
+        "ts": start + offset,
+        "dur": max(0, end - start),
+        "args": args,
+    }
 
 
 def _call(rank: int, call: Mapping[str, Any], offset: int) -> list[Slice] | None:
@@ -155,8 +165,10 @@ def _call(rank: int, call: Mapping[str, Any], offset: int) -> list[Slice] | None
         return None
     number = call["p2p_seq_id"] if call["is_p2p"] else call["collective_seq_id"]
     sizes = call["input_sizes"] or call["output_sizes"]
-    args = {"axis": call["axis"], "ranks": str(call["ranks"]), "group": call["process_group"][0], "number": number,
-            "shape": str(sizes[0]) if sizes else "", "dtype": "".join(call["input_dtypes"]), "line": call["place"]}  # fmt: skip
+    args = {
+        "axis": call["axis"], "ranks": str(call["ranks"]), "group": call["process_group"][0], "number": number,
+        "shape": str(sizes[0]) if sizes else "", "dtype": "".join(call["input_dtypes"]), "line": call["place"],
+    }  # fmt: skip
     name = call["op"] if call["is_p2p"] else f"{call['op']} #{number} over {call['axis']}"
     found = [_slice(rank, name, "comm", begin, end, offset, args)]
     if wait := call["time_wait_ns"]:
@@ -199,16 +211,17 @@ def _laid_out(slices: list[Slice], first: int, nested: bool = True) -> list[Slic
     tracks = list[list[int]]()  # of each track the ends of the slices that are open
     for one in sorted(slices, key=lambda one: (one["ts"], -one["dur"])):
         end = one["ts"] + one["dur"]
+        track = len(tracks)
         for number, stack in enumerate(tracks):
             while stack and stack[-1] <= one["ts"]:
                 stack.pop()
             if not stack or (nested and end <= stack[-1]):
+                track = number
                 break
-        else:
-            number = len(tracks)
+        if track == len(tracks):
             tracks.append([])
-        tracks[number].append(end)
-        one["tid"] = first + number
+        tracks[track].append(end)
+        one["tid"] = first + track
     return slices
 
 

@@ -8,16 +8,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from minimegatron.comm import flight_recorder
 from minimegatron.comm.axis import Axis
@@ -43,6 +46,8 @@ class Ranks:
 
     def __init__(self, mesh: Mesh, leave: Callable[[], None] = lambda: None) -> None:
         self.mesh, self.fault, self.leave = mesh, "", leave
+        group = dist.new_group(timeout=timedelta(seconds=mesh.parallel.distributed_timeout_seconds))
+        self.all = dataclasses.replace(mesh.world, group=group)  # with the short deadline on warm ranks, too
         self.p2p = PointToPoint(mesh)
 
     def of(self, what: str) -> bool:
@@ -52,7 +57,6 @@ class Ranks:
 
 def step(ranks: Ranks) -> None:
     """A step: a sum over tp, one over dp, two gathers of all, in the tested order."""
-    mesh = ranks.mesh
     reduce_activations(ranks, torch.ones(8))
     if ranks.of(STUCK):
         while True:
@@ -63,12 +67,12 @@ def step(ranks: Ranks) -> None:
         os.kill(os.getpid(), getattr(signal, ranks.fault))
     if not ranks.of("left out"):
         reduce_gradients(ranks, torch.ones(99 if ranks.of("shape") else 100))
-    calls = [lambda: all_gather(torch.ones(4), mesh.world), lambda: all_reduce(torch.ones(4), mesh.world)]
+    calls = [lambda: all_gather(torch.ones(4), ranks.all), lambda: all_reduce(torch.ones(4), ranks.all)]
     for call in calls[::-1] if ranks.of("order") else calls:
         call()
     lines = [first_line, second_line]
     for line in lines[::-1] if ranks.of("lines") else lines:
-        line(mesh.world)
+        line(ranks.all)
 
 
 def reduce_activations(ranks: Ranks, x: torch.Tensor) -> None:

@@ -46,7 +46,10 @@ def test_the_records_of_four_ranks_name_the_rank_and_the_line(ranks: Any, tmp_pa
 
 # fault -> (exit status, the line: what it must say)
 SEEN = {
-    "left out": (7, r"first mismatch: rank 1 left out all_reduce \[100\] float32 over dp at planted\.py:\d+ in reduce_"),
+    "left out": (
+        7,
+        r"first mismatch: rank 1 left out all_reduce \[100\] float32 over dp at planted\.py:\d+ in reduce_",
+    ),
     "shape": (5, r"first mismatch: all_reduce #\d+ over dp \(ranks 1, 3\): rank 1 calls it with \[99\]"),
     "dtype": (5, r"first mismatch: all_reduce #\d+ over dp \(ranks 1, 3\): rank 1 calls it with \[100\] float64"),
     "SIGSTOP": (7, r"rank 1 did not come; rank 1 is at .*its last call"),

@@ -263,6 +263,10 @@ def test_what_is_written_is_plain_data_with_torchs_fields(tmp_path: Path) -> Non
         "profiling_name", "time_created_ns", "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state",
         "time_discovered_started_ns", "time_discovered_completed_ns", "retired", "timeout_ms", "is_p2p", "frames",
     } <= entry.keys()  # fmt: skip
-    assert (entry["profiling_name"], entry["input_sizes"], entry["input_dtypes"]) == ("gloo:all_reduce", [[16]], ["Float"])
+    assert (entry["profiling_name"], entry["input_sizes"], entry["input_dtypes"]) == (
+        "gloo:all_reduce",
+        [[16]],
+        ["Float"],
+    )
     assert (entry["state"], entry["collective_seq_id"], entry["is_p2p"]) == ("completed", 1, False)
     assert entry["frames"][2]["name"] == "sums" or "sums" in [frame["name"] for frame in entry["frames"]]

@@ -20,10 +20,10 @@ HOUR = 3600 * 10**9
 
 def call(begin: int, end: int, number: int, ranks: tuple[int, ...] = (0, 1), **fields: Any) -> dict[str, Any]:
     base = {
-        "process_group": ("0", "dp"), "ranks": list(ranks), "collective_seq_id": number, "p2p_seq_id": 0, "is_p2p": False,
-        "op": "all_reduce", "axis": "dp", "profiling_name": "gloo:all_reduce", "time_created_ns": begin,
-        "time_wait_ns": (begin + end) // 2, "time_discovered_completed_ns": end, "input_sizes": [[4]],
-        "output_sizes": [[4]], "input_dtypes": ["Float"], "place": "h.py:1 in main",
+        "process_group": ("0", "dp"), "ranks": list(ranks), "collective_seq_id": number, "p2p_seq_id": 0,
+        "is_p2p": False, "op": "all_reduce", "axis": "dp", "profiling_name": "gloo:all_reduce",
+        "time_created_ns": begin, "time_wait_ns": (begin + end) // 2, "time_discovered_completed_ns": end,
+        "input_sizes": [[4]], "output_sizes": [[4]], "input_dtypes": ["Float"], "place": "h.py:1 in main",
     }  # fmt: skip
     return base | fields
 
@@ -73,7 +73,9 @@ def test_an_arrow_without_all_its_ends_is_left_out_and_counted(two: Any) -> None
 
 
 def test_what_does_not_fit_is_left_out_the_shortest_of_torchs_first(two: Any) -> None:
-    ops = [{"ph": "X", "cat": "cpu_op", "name": f"op{n}", "pid": 9, "tid": 9, "ts": 10.0 * n, "dur": n} for n in range(9)]
+    ops = [
+        {"ph": "X", "cat": "cpu_op", "name": f"op{n}", "pid": 9, "tid": 9, "ts": 10.0 * n, "dur": n} for n in range(9)
+    ]
     python = {"ph": "X", "cat": "python_function", "name": "f", "pid": 9, "tid": 9, "ts": 0, "dur": 99}
     own = len(slices(merge(two), 0)) + len(slices(merge(two), 1)) + 4  # of six waits two have another's name
     trace = merge(two, {0: {"traceEvents": [*ops, python], "baseTimeNanoseconds": 0}}, own + 2)

@@ -9,10 +9,10 @@ ranks of `--profile-ranks`. Files go to `--profile-dir`:
 |                                    | and the range of `nsys -c cudaProfilerApi`, on a GPU         |             |
 | `--profile --use-pytorch-profiler` | the timeline, and torch's profiler: a Chrome trace a rank    | CPU and GPU |
 
-`minimegatron trace FOLDER` makes of all files one trace with one clock, for Perfetto (`viz/merged_trace`). torch's files
-can be opened there as they are. Operators are named by torch; `forward`, `optimizer_step` and the like are the spans of
-`minimegatron/trace.py`, which become ranges while the window is open. Communications are those of the flight recorder,
-whose buffer grows meanwhile.
+`minimegatron trace FOLDER` makes of all files one trace with one clock, for Perfetto (`viz/merged_trace`). torch's
+files can be opened there as they are. Operators are named by torch; `forward`, `optimizer_step` and the like are the
+spans of `minimegatron/trace.py`, which become ranges while the window is open. Communications are those of the flight
+recorder, whose buffer grows meanwhile.
 
 Megatron-LM: `train` in `megatron/training/training.py`.
 """
