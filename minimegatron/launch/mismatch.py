@@ -278,6 +278,9 @@ def _told(records: Records, usual: Call, odd: Call) -> Finding:
         sent, received = (usual, odd) if usual.sends else (odd, usual)
         text = f"{sent.named}: rank {sent.rank} sends {sent.tensor}{sent.at}, rank {received.rank} expects "
         return Finding("shape", text + received.tensor + received.at, (odd.rank, usual.rank))
+    if _left_out(records, odd, usual):
+        text = f"{where}: rank {odd.rank} makes {_call(odd)} where rank {usual.rank} makes {_call(usual)}, which came "
+        return Finding("order", text + "first in earlier steps: another order, or left out", (odd.rank,))
     if usual.op != odd.op:
         return Finding("operation", f"{where}: {both}", (odd.rank,))
     differs = "shape" if usual.shape != odd.shape else "dtype" if usual.dtype != odd.dtype else "operation"

@@ -229,15 +229,16 @@ def _of_torch(rank: int, trace: Mapping[str, Any], timelines: Sequence[Mapping[s
     """Slices of torch's profiler, in nanoseconds of rank 0's clock, on tracks of their own."""
     base = trace.get("baseTimeNanoseconds", 0)
     offset = next((line["clock_offset_ns"] for line in timelines if line["rank"] == rank), 0)
-    tracks = dict[Any, int]()
-    found = []
+    threads = dict[Any, list[Slice]]()
     for event in trace["traceEvents"]:
         if event.get("ph") == "X" and event.get("cat") in _KEPT:
-            tid = tracks.setdefault((event["pid"], event["tid"]), TORCH + len(tracks))
             start = base + round(1000 * event["ts"])
             one = _slice(rank, event["name"], event["cat"], start, start + round(1000 * event["dur"]), offset, {})
-            found.append(one | {"tid": tid})
-    return found
+            threads.setdefault((event["pid"], event["tid"]), []).append(one)
+    first = TORCH
+    for slices in threads.values():  # what is asynchronous ends after what began it
+        first = 1 + max(one["tid"] for one in _laid_out(slices, first))
+    return list(itertools.chain(*threads.values()))
 
 
 def _names(rank: int, host: str) -> list[Slice]:

@@ -26,7 +26,7 @@ ORDER: dict[str, tuple[tuple[str, ...], set[tuple[int, ...]], list[str]]] = {
     "group": (("group",), {(1,)}, ["over tp", "over dp", "in reduce_gradients"]),
     "operation": (("operation",), {(1,)}, ["all_gather [100]", "all_reduce [100]", "in reduce_gradients"]),
     "lines": (("lines",), {(0, 1), (1, 2), (1, 3)}, ["in first_line", "in second_line"]),
-    planted.STUCK: (("missing",), {(1,)}, ["rank 1 did not come", "in leave"]),
+    planted.STUCK: (("missing",), {(1,)}, ["rank 1 did not come", "rank 1 is at planted.py"]),
     "receive": (("circle", "order", "operation"), {(0, 2), (2,), (2, 0)}, ["message #12", "in messages"]),
 }
 
