@@ -5,10 +5,11 @@ killed or stopped hands in no record; each of them is the one rank of which one 
 
 A page of shared memory, which other processes of the machine map while the rank lives (`/proc/PID/fd/N`), has
 
-    slots   the last `SLOTS` calls as numbers: place in order, group, number there, operation, dtype, sizes, line, time
-    texts   what the numbers stand for: a line for each group, operation and code object when it is first seen
+    slots   the last `SLOTS` calls: place among all calls, number in the group, kind, time
+    kinds   what a call is, a line of text when it is first seen: group, operation, shape, dtype, line of code
 
-so a call costs one `struct.pack_into`, about a microsecond. Only Linux has `memfd_create`; elsewhere there is no page.
+A training repeats its calls in every step, so it has a few hundred kinds, and a call costs a look into a dict and one
+`struct.pack_into`. Only Linux has `memfd_create`; elsewhere there is no page.
 """
 
 from __future__ import annotations
@@ -16,29 +17,21 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from types import CodeType
+from types import FrameType
 from typing import Any
 
-import torch
-
-SLOTS, DIMS = 16, 4
-_SLOT = struct.Struct(
-    f"<q8iq{DIMS}q"
-)  # record + 1, group, number, op, dtype, message, code, line, dims, created, sizes
-_TEXTS = SLOTS * _SLOT.size + 8
-PAGE_BYTES = 1 << 16
-_DTYPES = tuple(
-    getattr(torch, name)
-    for name in ("float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool", "int8", "int16")
-)
-_NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
+SLOTS = 16
+PAGE_BYTES = 1 << 18
+_SLOT = struct.Struct("<4q")  # place among all calls + 1, number in the group, kind, nanoseconds
+_END = struct.Struct("<q")
+_KINDS = SLOTS * _SLOT.size + _END.size
 
 
 class LastCalls:
     """The page of this rank.
 
     Attributes:
-        where: `PID:FD`, by which `read` finds it.
+        where: `PID:FD`, by which `Page` finds it.
     """
 
     def __init__(self) -> None:
@@ -46,44 +39,45 @@ class LastCalls:
         os.ftruncate(fd, PAGE_BYTES)
         self._page = mmap.mmap(fd, PAGE_BYTES)
         self.where = f"{os.getpid()}:{fd}"
-        self._end = _TEXTS
-        self._numbers: dict[Any, int] = {}
+        self._end = _KINDS
+        self._kinds: dict[Any, int] = {}
 
-    def number(self, key: Any, kind: str, *text: object) -> int:
-        """The number of a group, an operation or a code object; its text is written when it is first asked for."""
-        number = self._numbers.get(key)
-        if number is None:
-            line = "\t".join([kind, str(len(self._numbers)), *map(str, text)]).replace("\n", " ") + "\n"
-            data = line.encode(errors="replace")
-            if self._end + len(data) > PAGE_BYTES:
-                return -1  # the page is full: what it stands for is not known
-            self._page[self._end : self._end + len(data)] = data
-            self._end += len(data)
-            struct.pack_into("<q", self._page, _TEXTS - 8, self._end)
-            number = self._numbers[key] = len(self._numbers)
-        return number
-
-    def note(self, entry: Any, code: CodeType, line: int) -> None:
+    def note(self, entry: Any, caller: FrameType) -> None:
         """Write a call (`comm/flight_recorder.Entry`) over the oldest one."""
+        code, line = caller.f_code, caller.f_lineno
+        key = (entry.group, entry.op, entry.axis.name, entry.extra, entry.sent or entry.received, code, line)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._add(entry, code.co_filename, line, code.co_name)
+        slot = entry.record % SLOTS * _SLOT.size
+        _SLOT.pack_into(self._page, slot, entry.record + 1, entry.seq, kind, entry.created)
+
+    def _add(self, entry: Any, filename: str, line: int, name: str) -> int:
+        """Write a kind; returns its offset, or 0 where there is no room: then such calls are not known."""
         group, tensor = entry.group, entry.sent or entry.received
-        sizes, dtype = (tensor[0][:DIMS], _NUMBER_OF.get(tensor[1], -1)) if tensor else ((), -1)
-        own = -1 if entry.message is None else int(entry.sends)
-        _SLOT.pack_into(
-            self._page,
-            (entry.record % SLOTS) * _SLOT.size,
-            entry.record + 1,
-            self.number(group, "group", group.name, group.desc, group.backend, *group.ranks),
-            entry.seq,
-            self.number((entry.op, entry.axis.name, entry.extra), "op", entry.op, entry.axis.name, entry.extra),
-            dtype,
+        shape, dtype = ("x".join(map(str, tensor[0])), str(tensor[1])) if tensor else ("", "")
+        own = "" if entry.message is None else "send" if entry.sends else "receive"
+        ranks = " ".join(map(str, group.ranks))
+        fields = (
+            group.name,
+            group.desc,
+            group.backend,
+            ranks,
+            entry.op,
+            entry.axis.name,
+            entry.extra,
             own,
-            self.number(code, "code", code.co_filename, code.co_name),
-            line,
-            len(sizes),
-            entry.created,
-            *sizes,
-            *(0,) * (DIMS - len(sizes)),
+            shape,
+            dtype,
         )
+        text = "\t".join([*fields, filename, str(line), name]).replace("\n", " ") + "\n"
+        data, begin = text.encode(errors="replace"), self._end
+        if begin + len(data) > PAGE_BYTES:
+            return 0
+        self._end += len(data)
+        self._page[begin : self._end] = data
+        _END.pack_into(self._page, _KINDS - _END.size, self._end)
+        return begin
 
 
 class Page:
@@ -95,24 +89,21 @@ class Page:
             self._page = mmap.mmap(file.fileno(), PAGE_BYTES, prot=mmap.PROT_READ)
 
     def calls(self) -> list[dict[str, Any]]:
-        """Its last calls, oldest first: record, group (name, desc, backend, ranks), number, op, axis, extra, shape,
-        dtype, sends (None for a collective), place (filename, line, name), created."""
-        (end,) = struct.unpack_from("<q", self._page, _TEXTS - 8)
-        lines = self._page[_TEXTS : max(end, _TEXTS)].decode(errors="replace").splitlines()
-        texts = {int(fields[1]): fields[2:] for fields in (line.split("\t") for line in lines)}
+        """Its last calls, oldest first: record, group (name, desc, backend, ranks), number, op, axis, extra, shape and
+        dtype (None where there is no tensor), sends (None for a collective), place (filename, line, name), created."""
+        (end,) = _END.unpack_from(self._page, _KINDS - _END.size)
         found = []
         for slot in range(SLOTS):
-            record, group, seq, op, dtype, own, code, line, dims, created, *sizes = _SLOT.unpack_from(
-                self._page, slot * _SLOT.size
-            )
-            if not (record and group in texts and op in texts):
+            record, number, kind, created = _SLOT.unpack_from(self._page, slot * _SLOT.size)
+            if not (record and _KINDS <= kind < end):
                 continue
-            name, desc, backend, *ranks = texts[group]
-            filename, function = texts.get(code, ["", ""])
+            fields = self._page[kind:end].partition(b"\n")[0].decode(errors="replace").split("\t")
+            name, desc, backend, ranks, op, axis, extra, own, shape, dtype, filename, line, function = fields
             found.append({
-                "record": record - 1, "group": (name, desc, backend, tuple(map(int, ranks))), "number": seq,
-                "op": texts[op][0], "axis": texts[op][1], "extra": texts[op][2],
-                "shape": sizes[:dims] if dtype >= 0 else None, "dtype": _DTYPES[dtype] if dtype >= 0 else None,
-                "sends": None if own < 0 else bool(own), "place": (filename, line, function), "created": created,
+                "record": record - 1, "group": (name, desc, backend, tuple(map(int, ranks.split()))), "number": number,
+                "op": op, "axis": axis, "extra": extra, "dtype": dtype or None,
+                "shape": [int(size) for size in shape.split("x") if size] if dtype else None,
+                "sends": {"send": True, "receive": False}.get(own), "place": (filename, int(line), function),
+                "created": created,
             })  # fmt: skip
         return sorted(found, key=lambda call: call["record"])  # type: ignore[no-any-return, arg-type]

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minimegatron.comm.flight_recorder import COMM, Entry, FlightRecorder, Group, Place, place_of
+from minimegatron.comm.flight_recorder import COMM, Entry, FlightRecorder, Group, Place
 from minimegatron.comm.last_calls import Page
 from minimegatron.launch import procs
 
@@ -177,7 +177,7 @@ def of_page(page: Page, rank: int, world: int, reason: str) -> dict[str, Any]:
     for call, place in zip(calls, places, strict=True):
         name, desc, backend, ranks = call["group"]
         message, last = call["sends"] is not None, call is calls[-1]
-        sizes, dtypes = ([call["shape"]], [_dtype(call["dtype"])]) if call["dtype"] is not None else ([], [])
+        sizes, dtypes = ([call["shape"]], [_dtype(call["dtype"])]) if call["dtype"] else ([], [])
         entries.append({
             "record_id": call["record"], "pg_id": 0, "process_group": (name, desc),
             "collective_seq_id": 0 if message else call["number"], "p2p_seq_id": call["number"] if message else 0,
@@ -273,6 +273,6 @@ def _stack_of_main_thread() -> list[Place]:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     places = []
     while frame is not None:
-        places.append(place_of(frame.f_code, frame.f_lasti))
+        places.append(Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return places

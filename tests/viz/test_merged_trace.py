@@ -82,6 +82,8 @@ def test_what_does_not_fit_is_left_out_the_shortest_of_torchs_first(two: Any) ->
     assert problems(trace) == []
     assert {name for name in slices(trace, 0) if name.startswith("op")} == {"op7", "op8"}
     assert trace["otherData"]["slices_left_out"] == 7
+    late = [{"ph": "X", "cat": "cpu_op", "name": n, "pid": 9, "tid": 9, "ts": t, "dur": 5} for t, n in enumerate("ab")]
+    assert problems(merge(two, {0: {"traceEvents": late}})) == [], "what is asynchronous ends after what began it"
     trace = merge(two, largest=5)
     assert problems(trace) == [] and trace["otherData"]["slices_left_out"] == own - 5
 
