@@ -64,9 +64,7 @@ class FlightRecords:
     ) -> None:
         self.recorder, self.ledger, self.prefix, self.seconds = recorder, ledger, prefix, seconds
         self.clock_offset_ns = clock_offset_ns
-        if recorder.last is not None:
-            ledger.store.set(f"page/{ledger.rank}", recorder.last.where)
-        self.ended, self._tried = set[int](), set[int]()
+        self.ended = set[int]()
         self.pages: dict[int, Page] = {}
         self._seen = ledger.dumps()
         self._handed_in = set[str]()
@@ -110,18 +108,15 @@ class FlightRecords:
         dumps = {r: flight_dump.of_page(page, r, world, "a rank has died") for r, page in self.pages.items()}
         return first_mismatch(Records(dumps | {self.ledger.rank: own}, world))
 
-    def open_pages(self, ranks: Iterable[int]) -> bool:
-        """Map the last calls of other ranks of this machine, once they have written where these are.
+    def open_pages(self, ranks: Iterable[int]) -> None:
+        """Map the last calls of other ranks of this machine, which are about to write where these are.
 
-        Returns:
-            Whether all have.
+        Raises:
+            DistError: one does not, within the deadline of the store.
         """
-        for rank in (left := [r for r in ranks if r not in self._tried]):
-            if self.ledger.store.check([f"page/{rank}"]):
-                self._tried.add(rank)
-                with contextlib.suppress(OSError, ValueError):  # it has ended already
-                    self.pages[rank] = Page(self.ledger.store.get(f"page/{rank}").decode())
-        return self._tried.issuperset(left)
+        for rank in ranks if self.recorder.last is not None else ():
+            with contextlib.suppress(OSError, ValueError):  # it has ended already
+                self.pages[rank] = Page(self.ledger.store.get(f"page/{rank}").decode())
 
     def asked(self) -> None:
         """Hand in a record for each request that has come since; called by the watch of the rank."""
@@ -175,8 +170,16 @@ def settings(environ: Mapping[str, str] = os.environ) -> tuple[int, Path | None]
     return int(text), prefix
 
 
-def start(ledger: Ledger, seconds: float, clock_offset_ns: int = 0) -> FlightRecords | None:
-    """Record the communications of this rank from now on, and listen to `SIGNAL`.
+def start(
+    ledger: Ledger, seconds: float, clock_offset_ns: int = 0, siblings: Iterable[int] = ()
+) -> FlightRecords | None:
+    """Record the communications of this rank from now on, and listen to `SIGNAL`; all ranks call it.
+
+    Args:
+        ledger: of this rank.
+        seconds: how long it waits for others.
+        clock_offset_ns: of this machine's clock.
+        siblings: the other ranks of this machine.
 
     Raises:
         ConfigError: a variable is no number.
@@ -184,8 +187,11 @@ def start(ledger: Ledger, seconds: float, clock_offset_ns: int = 0) -> FlightRec
     size, prefix = settings()
     recorder = flight_recorder.start(size)
     _Running.records = None
+    where = recorder.last.where if recorder is not None and recorder.last is not None else ""
+    ledger.store.set(f"page/{ledger.rank}", where)  # of a rank that has none, too: others ask for it
     if recorder is not None:
         _Running.records = FlightRecords(recorder, ledger, prefix, seconds, clock_offset_ns)
+        _Running.records.open_pages(siblings)
         # The watch hears of it, whatever the main thread is doing; a program's own handler stays.
         with contextlib.suppress(ValueError):  # not the main thread
             if signal.getsignal(SIGNAL) is signal.SIG_DFL:

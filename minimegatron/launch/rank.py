@@ -113,9 +113,10 @@ def init(
     _join_group(_rank.choice.backend, _rank.store, place, timeout_seconds)
     if place.world > 1:
         _rank.clock_offset_ns = clocks.offset(ledger, [look.machine for look in looks])
-        flight_records.start(ledger, timeout_seconds, _rank.clock_offset_ns)
+        siblings = _siblings(ledger)
+        flight_records.start(ledger, timeout_seconds, _rank.clock_offset_ns, siblings)
         _warn_once(ledger)
-        _rank.watch = Watch(ledger, _siblings(ledger), error_report.say, _overdue)
+        _rank.watch = Watch(ledger, siblings, error_report.say, _overdue)
         _rank.watch.start()
     if folder := os.environ.get(RUN_DIR):
         Path(folder, f"started.{place.rank}").write_text(_rank.choice.backend)

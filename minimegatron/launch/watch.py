@@ -41,7 +41,7 @@ from minimegatron.comm.async_ops import Blocked
 from minimegatron.launch import flight_records, procs
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 
-TICK_SECONDS, SOON_SECONDS = 0.5, 0.02  # between looks; until the last calls of all siblings are mapped
+TICK_SECONDS = 0.5
 FAILED_SECONDS = 10.0
 INTERRUPTED_SECONDS = 5.0
 RANK_FAILED = 5  # exit status, as `RankError.exit_code`
@@ -84,7 +84,7 @@ class Watch(threading.Thread):
         self._signals = signals
         self._wakeup = signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a loader's signals are its own
-        self._done, self._settled = False, flight_records.running() is None
+        self._done = False
 
     def stop(self) -> None:
         """End the watch; from the main thread."""
@@ -111,7 +111,7 @@ class Watch(threading.Thread):
         rank_of = {fd: rank for rank, fd in self._pidfds.items()}
         try:
             while not self._done:
-                for fd, _ in poll.poll(1000 * (TICK_SECONDS if self._settled else SOON_SECONDS)):
+                for fd, _ in poll.poll(1000 * TICK_SECONDS):
                     if fd == self._pipe:
                         self._on_signals(os.read(fd, 64))
                     else:
@@ -170,7 +170,6 @@ class Watch(threading.Thread):
             os._exit(self._leave[1])
         running, records = watchdog.running(), flight_records.running()
         if records is not None:
-            self._settled = records.open_pages(self._pids)
             records.asked()
             if self._ledger.asked():
                 records.hand_in(flight_records.HANG, "a rank asks where the others are")
