@@ -22,9 +22,9 @@ writes. torch's recorder sees NCCL; for gloo it has neither states nor messages 
 `comm/gloo` makes of messages through shared memory is unknown to it.
 
 On NCCL a wait does not block the host; there an entry is complete when the watchdog's event says so (`comm/watchdog`).
-An entry costs some microseconds. The stack is gathered by torch's own recorder of stacks, as code objects and offsets,
-of which lines are made when somebody asks. It keeps no tensor alive. The last few calls are also in memory that other
-ranks can read when this one has been killed (`comm/last_calls`).
+An entry costs some microseconds, most of it for the stack: code objects and offsets, of which lines are made when
+somebody asks. (torch's recorder of stacks is faster, and imports its compiler for the first line.) No tensor is kept.
+The last few calls are also in memory that other ranks can read when this one has been killed (`comm/last_calls`).
 
 PyTorch: `torch/csrc/distributed/c10d/FlightRecorder.hpp`.
 """
@@ -38,21 +38,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
-from minimegatron.comm import async_ops
 from minimegatron.comm.async_ops import Observer, Work, add_observer, remove_observer
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.last_calls import LastCalls
 
 COMM = os.path.dirname(__file__) + os.sep  # whose frames are not the caller's
 _OWN = 3  # frames of this module and of `async_ops`, innermost
-_OWN_FILES = (__file__, async_ops.__file__)
+_DEPTHS = range(48)  # frames of an entry
 
 
 class Place(NamedTuple):
@@ -118,7 +116,7 @@ class Entry:
         self.started = self.waiting = self.completed = 0
         self.failed = False
         self.device: Any = None
-        self.stack: Any = None
+        self.stack: list[CodeType | int] = []
 
     @property
     def sends(self) -> bool:
@@ -139,10 +137,8 @@ class Entry:
 
     def frames(self) -> list[Place]:
         """The stack of the call, innermost first, without this module and `async_ops`."""
-        (frames,) = symbolize_tracebacks([self.stack])
-        places = [Place(frame["filename"], frame["line"], frame["name"]) for frame in frames]
-        own = next((i for i, place in enumerate(places) if place.filename not in _OWN_FILES), 0)
-        return places[own:]
+        pairs = zip(self.stack[::2], self.stack[1::2], strict=True)
+        return [place_of(code, offset) for code, offset in pairs]  # type: ignore[arg-type]
 
 
 class FlightRecorder(Observer):
@@ -178,13 +174,20 @@ class FlightRecorder(Observer):
         if group is None:
             group = self.groups[key] = _group(len(self.groups), axis, message)
         work.record = entry = Entry(next(self._number), group, work)
-        entry.stack = gather_traceback(python=True, script=False, cpp=False)
+        frame: FrameType | None = sys._getframe(_OWN)
         if self.last is not None:
-            frame: FrameType | None = sys._getframe(_OWN)
-            while frame is not None and frame.f_code.co_filename.startswith(COMM):
-                frame = frame.f_back
-            if frame is not None:
-                self.last.note(entry, frame)
+            caller = frame
+            while caller is not None and caller.f_code.co_filename.startswith(COMM):
+                caller = caller.f_back
+            if caller is not None:
+                self.last.note(entry, caller)
+        append = entry.stack.append
+        for _ in _DEPTHS:
+            if frame is None:
+                break
+            append(frame.f_code)
+            append(frame.f_lasti)
+            frame = frame.f_back
         if work.blocks:
             entry.started = entry.waiting = entry.created
         self.entries.append(entry)
@@ -226,6 +229,12 @@ def _backend(group: Any) -> str:
         return str(dist.get_backend(group)) if group is not None else "gloo"
     except (ValueError, RuntimeError):  # a group in Python, as checks of labs have
         return "gloo"
+
+
+def place_of(code: CodeType, offset: int) -> Place:
+    """The line of an instruction."""
+    line = next((n for begin, end, n in code.co_lines() if begin <= offset < end and n is not None), 0)
+    return Place(code.co_filename, line, code.co_name)
 
 
 class _Running:

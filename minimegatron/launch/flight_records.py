@@ -32,7 +32,7 @@ from pathlib import Path
 
 from minimegatron.comm import flight_recorder
 from minimegatron.comm.flight_recorder import FlightRecorder
-from minimegatron.comm.last_calls import Page
+from minimegatron.comm.last_calls import SLOTS, Page
 from minimegatron.errors import ConfigError
 from minimegatron.launch import flight_dump
 from minimegatron.launch.ledger import Ledger
@@ -104,7 +104,7 @@ class FlightRecords:
     def finding_at_once(self) -> Finding:
         """The first mismatch in this rank's record and the last calls of the other ranks of this machine; nobody is
         asked, because a launcher ends all ranks soon after the first has died."""
-        world, own = self.ledger.world, self._dump("a rank has died", last=SENT, frames=False)
+        world, own = self.ledger.world, self._dump("a rank has died", last=2 * SLOTS, frames=False)
         dumps = {r: flight_dump.of_page(page, r, world, "a rank has died") for r, page in self.pages.items()}
         return first_mismatch(Records(dumps | {self.ledger.rank: own}, world))
 

@@ -76,6 +76,7 @@ class Sections(async_ops.Observer):
         self._waits = 0  # depth: a comparison inside of a call
         self._marks: list[tuple[int, Any]] = []  # on a GPU: what ended at this event
         self._times = [0.0] * (2 * len(SECTIONS))
+        self._first: Any = None  # on a GPU: the event before them
         self._last = self._now()
 
     def __enter__(self) -> Sections:
@@ -245,7 +246,7 @@ def report(times: Times, peers: Sequence[Sequence[int]], hosts: Sequence[str], i
     mean = [[1000 * statistics.fmean(times[r][t][k] for t in steps) for k in range(2 * len(SECTIONS))] for r in ranks]
     step_ms = max(sum(mean[r]) for r in ranks)
     own = [sum(mean[r][: len(SECTIONS)]) for r in ranks]
-    slow = []
+    slow = list[dict[str, Any]]()
     for r in ranks:
         for k in kinds:
             of_peers = [statistics.median(times[q][t][k] for q in peers[r]) for t in steps]
@@ -261,7 +262,7 @@ def report(times: Times, peers: Sequence[Sequence[int]], hosts: Sequence[str], i
                     "slow_steps": late, "steps": len(steps),
                     "when": "always" if share >= 0.8 else "once" if late <= 1 else "at times",
                 })  # fmt: skip
-    slow.sort(key=lambda one: -one["excess_ms"])
+    slow.sort(key=lambda one: one["excess_ms"], reverse=True)
     return {
         "event": "stragglers",
         "iteration": iteration,
