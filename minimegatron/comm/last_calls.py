@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -36,6 +37,7 @@ class LastCalls:
 
     def __init__(self) -> None:
         fd = os.memfd_create("minimegatron-last-calls")
+        weakref.finalize(self, os.close, fd)
         os.ftruncate(fd, PAGE_BYTES)
         self._page = mmap.mmap(fd, PAGE_BYTES)
         self.where = f"{os.getpid()}:{fd}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 from typing import Any
 
 import pytest
@@ -126,6 +128,17 @@ def test_kinds_that_do_not_fit_into_the_page_are_left_out(recorder: FlightRecord
         begin(f"an operation with a long name {number}").wait()
     (last,) = page.calls()
     assert (last["op"], last["number"]) == ("an operation with a long name 0", many + 1)
+
+
+def test_a_recorder_that_is_gone_has_no_memory_left() -> None:
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = files()
+    for _ in range(3):
+        assert FlightRecorder(8).last is not None
+    gc.collect()
+    assert files() == before
 
 
 def test_nothing_is_recorded_with_a_buffer_of_none() -> None:
