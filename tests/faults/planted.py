@@ -191,7 +191,7 @@ def train(fault: str, words: list[str]) -> None:
                 if when == STUCK and now[0].state.iteration == 2:
                     threading.Event().wait(600)
                 elif when != STUCK and str(now[0].state.iteration % 8) in when:
-                    time.sleep(0.25)
+                    time.sleep(2.0 if section == "save" else 0.25)
 
     def slow(owner: Any, name: str, section: str) -> None:
         real = getattr(owner, name)
