@@ -102,6 +102,8 @@ def test_at_times_is_not_always_and_once_is_said_only_if_it_cost_a_step() -> Non
 def test_small_differences_are_noise_and_two_slow_ranks_are_both_named() -> None:
     assert found({(0, FORWARD): [0.001] * 10})["slow"] == [] and len(lines(found({}))) == 1
     assert found({(0, SAVE): [0.1] + [0.0] * 9})["slow"] == [], "the first rank publishes a save"
+    (one,) = found({(1, SAVE): [2.0]}, steps=1)["slow"]  # after the last step; the others wait as long
+    assert (one["rank"], one["section"], one["when"]) == (1, "save", "once")
     told = found({(0, FORWARD): [0.02] * 10, (1, BACKWARD): [0.03] * 10})
     assert [(one["rank"], one["section"]) for one in told["slow"]] == [(1, "backward"), (0, "forward")]
     assert "on rank 0 the most" in lines(told, 2)[0] and lines(told, 2)[0].count(" ms on rank ") == 4

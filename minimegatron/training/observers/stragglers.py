@@ -252,7 +252,7 @@ def report(times: Times, peers: Sequence[Sequence[int]], hosts: Sequence[str], i
             of_peers = [statistics.median(times[q][t][k] for q in peers[r]) for t in steps]
             excess = [1000 * (times[r][t][k] - of_peers[t]) for t in steps]
             late = sum(e > SHARE * step_ms for e in excess)
-            once = late < 2 and sum(excess) < step_ms  # a moment of the operating system's
+            once = len(steps) > 1 and late < 2 and sum(excess) < step_ms  # a moment of the operating system's
             writes = SECTIONS[k] == "save" and sum(excess) < SAVE_MS  # the first rank publishes
             if statistics.fmean(excess) > SHARE * step_ms and not once and not writes:
                 share = late / len(steps)
@@ -260,7 +260,7 @@ def report(times: Times, peers: Sequence[Sequence[int]], hosts: Sequence[str], i
                     "rank": r, "host": hosts[r], "section": SECTIONS[k], "own_ms": mean[r][k],
                     "peers_ms": 1000 * statistics.fmean(of_peers), "excess_ms": statistics.fmean(excess),
                     "slow_steps": late, "steps": len(steps),
-                    "when": "always" if share >= 0.8 else "once" if late <= 1 else "at times",
+                    "when": "once" if late <= 1 else "always" if share >= 0.8 else "at times",
                 })  # fmt: skip
     slow.sort(key=lambda one: one["excess_ms"], reverse=True)
     return {
