@@ -32,6 +32,11 @@ COMMANDS = {
     "lora": ("minimegatron.commands.lora", "adapters of a run: export to PEFT, import from it, merge"),
     "torchrun": ("labkit.ranks.agent", "torchrun, without its report of 40 lines when a rank has failed"),
     "checkpoint": ("minimegatron.commands.checkpoint", "inspect, verify or compare what a training has saved"),
+    "flight-recorder": (
+        "minimegatron.commands.flight_recorder",
+        "after a hang: which rank did what, at which line, while the others waited in which",
+    ),
+    "trace": ("minimegatron.commands.trace", "one trace of all profiled ranks, for Perfetto"),
     "memory": ("minimegatron.commands.memory", "the memory of every rank by name, before anything runs"),
     "plan": ("minimegatron.commands.plan", "will it fit, how fast, which layout; --search, --measure"),
     "compare": (

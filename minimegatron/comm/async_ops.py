@@ -16,6 +16,7 @@ this one computes (`parallel/data/param_buffer`), a bucket of gradients is summe
 | `Record`             | emits an event in `minimegatron.trace` after each wait              | always                  |
 | `comm/fingerprints`  | compares name, dtype and shape with what the other ranks issue      | tests, labs             |
 | `comm/watchdog`      | lists communications under way, with a deadline                     | where waits never raise |
+| `comm/flight_recorder` | keeps the last communications, their order and states             | in ranks of a launcher  |
 
 A `Transport` moves the bytes (`comm/transport`). `set_transport` chooses it; layers and collectives do not know it.
 
@@ -71,11 +72,14 @@ class Work:
         event: fields of its event in `minimegatron.trace`; None for no event.
         note: unless "", the time spent in `wait()` is a trace event of its own, with this note.
         timeout: arguments of each `handle.wait()`, where those block the host; () for the group's timeout.
+        message: (sender, receiver) as global ranks; None for a collective.
 
     Attributes:
         start: when it was issued, seconds on the monotonic clock.
         handles: the transport's handles, to be waited for.
         failed: whether issuing it, or waiting for it, has raised.
+        under_way: it has been issued, and was not waited for.
+        blocks: the call itself waits until it is done (`blocking`).
     """
 
     def __init__(
@@ -90,15 +94,17 @@ class Work:
         event: dict[str, Any] | None = None,
         note: str = "",
         timeout: tuple[Any, ...] = (),
+        message: tuple[int, int] | None = None,
     ) -> None:
         self.output, self.op, self.axis = output, op, axis
         self.x, self.extra, self.comparable = x, extra, comparable
-        self.event, self.note, self.timeout = event, note, timeout
+        self.event, self.note, self.timeout, self.message = event, note, timeout, message
         self.start = self.wait_start = 0.0
         self.handles: Sequence[Any] = ()
-        self.failed = self._under_way = False
+        self.failed = self.under_way = self.blocks = False
         self._finish: Callable[[], object] | None = None
         self.entry: Any = None  # of the watchdog
+        self.record: Any = None  # of the flight recorder
 
     @property
     def blocked(self) -> Blocked:
@@ -112,14 +118,14 @@ class Work:
             RuntimeError: another rank has gone, or did not come within the deadline. `waited_for(error)` gives the
                 communication, and a note of the exception prints it.
         """
-        if self._under_way:
+        if self.under_way:
             self.wait_start = time.monotonic()
             with _observed(self, "wait", "waited"):
                 for handle in self.handles:
                     handle.wait(*self.timeout)
                 if self._finish is not None:
                     self._finish()
-                self._under_way = False
+                self.under_way = False
             self.handles, self._finish = (), None
         return self.output
 
@@ -244,13 +250,15 @@ def issue(work: Work, start: Callable[[Transport], Started]) -> Work:
     with _observed(work, "issue", "issued"):
         work.start = time.monotonic()
         work.handles, work._finish = start(_state.transport)
-        work._under_way, work.x = True, None
+        work.under_way, work.x = True, None
     return work
 
 
 def blocking(op: str, axis: Axis) -> contextlib.AbstractContextManager[None]:
     """A block that communicates by itself and returns when it is done: objects, connections, comparisons."""
-    return _observed(Work(None, op, axis), "issue", "issued")
+    work = Work(None, op, axis)
+    work.blocks = True
+    return _observed(work, "issue", "issued")
 
 
 class _observed:

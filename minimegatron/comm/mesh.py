@@ -53,6 +53,7 @@ from __future__ import annotations
 import datetime
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -300,6 +301,11 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def _new_group(name: str, ranks: Sequence[int], timeout: datetime.timedelta) -> dist.ProcessGroup:
+    """A process group; its description, which flight recorders write down, is the first axis that uses it."""
+    return dist.new_group(list(ranks), timeout=timeout, group_desc=name)  # type: ignore[return-value]
+
+
 def _axis(
     name: str,
     groups: list[list[int]],
@@ -320,7 +326,7 @@ def _axis(
             if len(ranks) == 1:
                 made[ranks] = None
             else:
-                made[ranks] = dist.group.WORLD if whole and not own else dist.new_group(list(ranks), timeout=timeout)
+                made[ranks] = dist.group.WORLD if whole and not own else _new_group(name, ranks, timeout)
         if rank in ranks:
             axis = Axis(name, ranks, ranks.index(rank), made[ranks])
     return axis

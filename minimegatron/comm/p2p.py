@@ -109,6 +109,7 @@ class PendingRecv:
         work = Work(
             x, f"receive {self.what} from rank {sender}", _pair(axis, sender),
             event=None if header else event, note=self.what, timeout=p2p.deadline,
+            message=(sender, axis.ranks[axis.rank]),
         )  # fmt: skip
         issue(work, lambda transport: transport.recv(x, axis, source))
         work.start = self._posted  # of the header, where there is one
@@ -184,7 +185,10 @@ class PointToPoint:
 
     def _send(self, x: torch.Tensor, to: int, axis: Axis, what: str) -> Work:
         receiver = axis.ranks[to]
-        work = Work(x, f"deliver {what} to rank {receiver}", _pair(axis, receiver), timeout=self.deadline)
+        work = Work(
+            x, f"deliver {what} to rank {receiver}", _pair(axis, receiver), timeout=self.deadline,
+            message=(axis.ranks[axis.rank], receiver),
+        )  # fmt: skip
         return issue(work, lambda transport: transport.send(x, axis, to))
 
     def irecv(

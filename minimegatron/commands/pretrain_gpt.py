@@ -55,12 +55,14 @@ def pretrain(argv: Sequence[str], task: str | None = None) -> Trainer:
     Raises:
         MinimegatronError: see the table of this module.
     """
-    from minimegatron.launch import hardware, rendezvous
+    from minimegatron.launch import flight_records, hardware, rendezvous
     from minimegatron.launch.rank import described, init
     from minimegatron.training.same_run import rank_facts
 
     run = parse_args(argv, world_size=rendezvous.place().world, task=task)
     warning = hardware.prepare_for_pipelines() if run.parallel.pipeline_model_parallel_size > 1 else ""
+    training = run.training
+    flight_records.configure(training.flight_recorder_trace_buffer_size, training.flight_recorder_dump_path)
     seconds = run.parallel.distributed_timeout_seconds
     rank, _ = init(seconds, backend=run.training.distributed_backend, facts=rank_facts(run))
     if rank == 0:

@@ -190,6 +190,19 @@ class TrainingConfig(Config):
         OBSERVED, False, "write the last rank's GPU allocations for torch's memory viewer"
     )
     memory_snapshot_path: str = opt(OBSERVED, "snapshot.pickle", "where they are written")
+    log_straggler: bool = opt(
+        OBSERVED, False, "each log_interval says which rank is slow in what, without the time it waits for others"
+    )
+    straggler_minmax_count: int = opt(OBSERVED, 1, "how many of the fastest and of the slowest ranks it names", least=1)
+    flight_recorder_dump_path: str | None = opt(
+        OBSERVED,
+        None,
+        "folder for each rank's last communications, written at a deadline, an error or SIGUSR2",
+        rank_local="a folder of the node; each rank writes its own files",
+    )
+    flight_recorder_trace_buffer_size: int = opt(
+        OBSERVED, 2000, "communications that a rank remembers, for the line about the first mismatch; 0: none", least=0
+    )
     distributed_backend: str | None = opt(
         HOW,
         None,

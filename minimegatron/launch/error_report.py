@@ -17,6 +17,9 @@ stands. Then:
 | another one                                  | one line                                    | 5                 |
 | Ctrl-C                                       | nothing                                     | 130               |
 
+Where a communication has raised or run out of time, the line about the first mismatch of all ranks follows
+(`launch/flight_records`).
+
 The rank that prints the cause waits a moment for others with the same error; one that fails because of another stays
 for up to 5 s, so that the launcher sees the first one end first, and names it. Each leaves its error in the file in
 which torch's launcher looks for it (`torch.distributed.elastic...record` writes the same).
@@ -39,6 +42,7 @@ import torch.distributed as dist
 
 from minimegatron.comm.async_ops import waited_for
 from minimegatron.errors import DeadlineError, MinimegatronError, RankError, named, ranges
+from minimegatron.launch import flight_records
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 from minimegatron.launch.procs import AGENT
 from minimegatron.launch.watch import Overdue, Watch, position
@@ -82,6 +86,8 @@ def fail(error: BaseException, ledger: Ledger | None, watch: Watch | None, secon
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is nothing left to save
+    if (records := flight_records.running()) is not None and not isinstance(error, KeyboardInterrupt):
+        records.write(f"{type(error).__name__}: {error}"[:500])
     if ledger is not None:
         try:
             return _fail_with(error, ledger, watch, seconds)
@@ -99,17 +105,20 @@ def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, second
         ledger.claim(ledger.rank, INTERRUPTED)
         return 128 + signal.SIGINT
     silent: list[int] = []
+    mismatch, in_communication = "", waited_for(error) is not None or isinstance(error, Overdue)
     consequence = is_consequence(error) or getattr(error, "of_another", False)
     if consequence and ledger.cause() is None:
         if timed_out(error):
             error, silent = _missing(error, ledger, seconds)
         else:
             error = _departed(ledger, watch) or error
+    if in_communication and ledger.cause() is None:
+        mismatch = _first_mismatch(ledger, error)
     what = f"failed: {type(error).__name__}: {error}"
     cause = ledger.claim(ledger.rank, what)
     if cause.author == cause.rank == ledger.rank:
         _record(error)
-        _write(_described(error))
+        _write(_described(error) + mismatch)
         if not consequence:
             with contextlib.suppress(DeadlineError):
                 ledger.meet("failure", SAME_SECONDS if watch is not None else START_SECONDS)
@@ -128,6 +137,14 @@ def _fail_with(error: BaseException, ledger: Ledger, watch: Watch | None, second
     if "TORCHELASTIC_RUN_ID" in os.environ:
         time.sleep(LINGER_SECONDS)
     return _status(error) if cause.text == what else RankError.exit_code
+
+
+def _first_mismatch(ledger: Ledger, error: BaseException) -> str:
+    """A line about what the flight recorders of all ranks show; "" where nothing is recorded."""
+    if (records := flight_records.running()) is None:
+        return ""
+    ledger.ask()
+    return records.said(records.finding(flight_records.HANG, f"{type(error).__name__}: {error}"[:500])) + "\n"
 
 
 def _record(error: BaseException) -> None:

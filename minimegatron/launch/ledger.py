@@ -9,6 +9,8 @@ rank 0, serves it): it is slow, and independent of the process group. No trainin
 | `cause`          | the first rank that fails, or sees a death  | every rank: its own error is then a consequence     |
 | `asked`          | a rank whose collective ran out of time     | the watch of every rank (`launch/watch`)            |
 | `at/r`           | rank r, or its watch: the call it is in     | the rank that asked, to find out which are missing  |
+| `dumps`          | a rank that got SIGUSR2: how many dumps     | the watch of every rank                             |
+| `record/n/r`     | the watch of rank r: its flight record      | the rank that asked, to find the first mismatch     |
 | `met/x/r`        | rank r has come to meeting x                | the others, which can name those that have not come |
 | `met/x/progress` | a rank that sees another one on its machine | the others, which then wait on                      |
 |                  | still starting                              |                                                     |
@@ -94,6 +96,26 @@ class Ledger:
                 break
             time.sleep(0.05)
         return positions
+
+    def dumps(self, more: int = 0) -> int:
+        """How many dumps of all flight recorders have been asked for; asks for `more`."""
+        return self.store.add("dumps", more)
+
+    def record(self, number: str, text: str) -> None:
+        """Write the flight record of this rank, for the request with this number."""
+        self.store.set(f"record/{number}/{self.rank}", text)
+
+    def records(self, number: str, ranks: Iterable[int], seconds: float) -> dict[int, str]:
+        """The flight records of those of `ranks` that answer the request in time."""
+        missing, found = set(ranks), dict[int, str]()
+        deadline = time.monotonic() + seconds
+        while True:
+            for r in [r for r in missing if self.store.check([f"record/{number}/{r}"])]:
+                found[r] = self.store.get(f"record/{number}/{r}").decode()
+                missing.discard(r)
+            if not missing or time.monotonic() > deadline:
+                return found
+            time.sleep(0.05)
 
     def come(self, what: str) -> None:
         """Arrive at a meeting without waiting for the others."""

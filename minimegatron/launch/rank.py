@@ -46,7 +46,7 @@ from minimegatron.comm import pipes, watchdog
 from minimegatron.comm.async_ops import set_transport
 from minimegatron.comm.gloo import GlooTransport
 from minimegatron.errors import ConfigError, named
-from minimegatron.launch import agreement, error_report, hardware, procs, rendezvous
+from minimegatron.launch import agreement, clocks, error_report, flight_records, hardware, procs, rendezvous
 from minimegatron.launch.ledger import Ledger
 from minimegatron.launch.procs import AGENT, RUN_DIR
 from minimegatron.launch.rendezvous import Place, ledger_of, stores
@@ -67,6 +67,7 @@ class _Rank:
     watch: Watch | None = None
     seconds: float = 60.0
     choice: hardware.Choice | None = None
+    clock_offset_ns: int = 0
 
 
 _rank = _Rank()
@@ -111,8 +112,11 @@ def init(
     _set_up_device(_rank.choice, place.world)
     _join_group(_rank.choice.backend, _rank.store, place, timeout_seconds)
     if place.world > 1:
+        _rank.clock_offset_ns = clocks.offset(ledger, [look.machine for look in looks])
+        siblings = _siblings(ledger)
+        flight_records.start(ledger, timeout_seconds, _rank.clock_offset_ns, siblings)
         _warn_once(ledger)
-        _rank.watch = Watch(ledger, _siblings(ledger), error_report.say, _overdue)
+        _rank.watch = Watch(ledger, siblings, error_report.say, _overdue)
         _rank.watch.start()
     if folder := os.environ.get(RUN_DIR):
         Path(folder, f"started.{place.rank}").write_text(_rank.choice.backend)
@@ -132,6 +136,7 @@ def finish() -> None:
     if _rank.watch is not None:
         _rank.watch.stop()
     pipes.close_all()
+    flight_records.stop()
     if dist.is_initialized():
         dist.destroy_process_group()
     # Where rank 0 itself serves the store (no agent), it has to leave last.
@@ -140,6 +145,11 @@ def finish() -> None:
     else:
         ledger.come("left")
     _rank.ledger = _rank.watch = _rank.store = None
+
+
+def clock_offset_ns() -> int:
+    """Nanoseconds to add to this machine's clock so that it shows the time of rank 0's (`launch/clocks`)."""
+    return _rank.clock_offset_ns
 
 
 def described() -> str:

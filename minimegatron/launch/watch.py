@@ -10,13 +10,15 @@ and reads the ledger every half second.
 
 | what it sees                          | what it does                                                                |
 |---------------------------------------|-----------------------------------------------------------------------------|
-| a rank of this machine ended, not     | writes the cause ("was killed by SIGKILL"), so that every rank knows it     |
-| with 0                                |                                                                             |
+| a rank of this machine ended, not     | writes the cause ("was killed by SIGKILL"), so that every rank knows it;    |
+| with 0                                | prints which calls contradicted each other, if some did                     |
 | the job has failed                    | the rank has 10 s to leave by itself, then it is ended with status 5        |
 | the store is gone: rank 0, or the     | the same                                                                    |
 | launcher, served it                   |                                                                             |
 | Ctrl-C                                | the rank has 5 s (it may be blocked in C), then 130; at once at the second  |
-| another rank asks where this one is   | answers with the line, and the collective, that the main thread is in       |
+| another rank asks where this one is   | answers with the line, and the collective, that the main thread is in, and  |
+|                                       | hands in the flight record (`launch/flight_records`)                        |
+| SIGUSR2                               | asks all ranks for their flight records, and prints the first mismatch      |
 | a communication overdue               | asks the others, and leaves with an error that names the missing ranks      |
 | (`comm/watchdog`)                     |                                                                             |
 """
@@ -36,7 +38,7 @@ import torch.distributed as dist
 
 from minimegatron.comm import async_ops, watchdog
 from minimegatron.comm.async_ops import Blocked
-from minimegatron.launch import procs
+from minimegatron.launch import flight_records, procs
 from minimegatron.launch.ledger import INTERRUPTED, Ledger, Position
 
 TICK_SECONDS = 0.5
@@ -130,6 +132,9 @@ class Watch(threading.Thread):
             os._exit(RANK_FAILED)
 
     def _on_signals(self, numbers: bytes) -> None:
+        records = flight_records.running()
+        if records is not None and numbers.count(flight_records.SIGNAL):
+            self._print(records.on_signal())
         for _ in range(numbers.count(signal.SIGINT)):
             if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
                 return  # the program handles Ctrl-C itself
@@ -139,6 +144,8 @@ class Watch(threading.Thread):
             self._ledger.claim(self._ledger.rank, INTERRUPTED)
 
     def _on_end(self, rank: int) -> None:
+        if (records := flight_records.running()) is not None:
+            records.ended.add(rank)
         status = procs.zombie_status(self._pids[rank])
         if status == 0:
             self.left.add(rank)
@@ -151,6 +158,9 @@ class Watch(threading.Thread):
             raise
         # SIGTERM is how a launcher ends all ranks: nothing to report.
         if cause.author == self._ledger.rank and status != -signal.SIGTERM:
+            # gloo aborts a rank that gets a message of another size; its launcher ends the others soon
+            if records is not None and (finding := records.finding_at_once()).certain:
+                self._print(records.said(finding))
             self._say(f"rank {rank} {how}")
 
     def _look(self) -> None:
@@ -158,13 +168,20 @@ class Watch(threading.Thread):
             self._leave = (time.monotonic() + FAILED_SECONDS, RANK_FAILED)
         if self._leave is not None and time.monotonic() > self._leave[0]:
             os._exit(self._leave[1])
-        running = watchdog.running()
+        running, records = watchdog.running(), flight_records.running()
+        if records is not None:
+            records.asked()
+            if self._ledger.asked():
+                records.hand_in(flight_records.HANG, "a rank asks where the others are")
         if self._ledger.asked():
             oldest = None if running is None else running.oldest()
             self._ledger.answer(self._position(oldest or async_ops.waiting()), certain=False)
         if running is not None and (late := running.overdue()) is not None:
             blocked, seconds = late
             self._overdue(Overdue(self._position(blocked), seconds))
+
+    def _print(self, text: str) -> None:
+        os.write(2, f"{text}\n".encode(errors="replace"))
 
     def _position(self, blocked: Blocked | None) -> Position:
         """The line of the main thread, and the communication that blocks it: the oldest one of the watchdog."""

@@ -48,6 +48,7 @@ from minimegatron.training.observers.checks import FirstStepCheck, ReplicaCheck
 from minimegatron.training.observers.evaluation import Evaluation
 from minimegatron.training.observers.metrics import EpochLines, Metrics
 from minimegatron.training.observers.profile import Profile
+from minimegatron.training.observers.stragglers import Stragglers
 from minimegatron.training.rules import batch_sizes, check_run
 from minimegatron.training.run_state import RunState
 from minimegatron.training.same_run import facts_of
@@ -182,7 +183,8 @@ def _observers(
         train_set, sizes.samples_of(train_iters), training.log_interval, say if metrics.speaks else None
     )
     replicas = ReplicaCheck(state.model, mesh, training.check_replicas_interval)
-    observers: list[Observer] = [epochs, metrics, memory, profile, replicas]
+    stragglers = Stragglers(training, mesh, say, metrics.log)
+    observers: list[Observer] = [epochs, metrics, stragglers, memory, profile, replicas]
     if training.check_first_step:
         batch_size = sizes.global_batch_size_at(0)
         first = FirstStepCheck(run, mesh, train_set, batch_size, forward_step, say)

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from minimegatron import trace
 from minimegatron.checkpoint import commit
 from minimegatron.checkpoint.commit import RootLock
 from minimegatron.checkpoint.companions import FOLDER
@@ -99,11 +100,12 @@ class Checkpoints(Observer):
         """Save if a save is due, and take the outcome of a save in the background."""
         if self.root is None:
             return
-        self.settle(wait=step.last)
         number, interval = step.iteration, self.config.save_interval
-        if number != self._last and (step.last or (interval and number % interval == 0)):
-            self.save()
+        with trace.span("save", "save"):
             self.settle(wait=step.last)
+            if number != self._last and (step.last or (interval and number % interval == 0)):
+                self.save()
+                self.settle(wait=step.last)
 
     def save(self) -> None:
         """Write a checkpoint, or begin to; weights may be updated after `before_update`."""
@@ -136,7 +138,11 @@ class Checkpoints(Observer):
         Raises:
             DeadlineError: it takes longer than a save may.
         """
-        if self._flight is not None and not self._copied.wait(self._patience):
+        if self._flight is None:
+            return
+        with trace.span("save", "save"):
+            copied = self._copied.wait(self._patience)
+        if not copied:
             raise DeadlineError(f"the checkpoint of iteration {self._flight.step} is not copied", fix="see its thread")
 
     def settle(self, wait: bool) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from minimegatron import trace
 from minimegatron.comm.agree import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
@@ -219,9 +220,15 @@ def microbatches(
     """
     replica = mesh.dp.rank if replica is None else replica
     loader = DataLoader(dataset, micro_batch_size, replica, mesh.dp.size, consumed_samples=consumed_samples)
-    for batch in loader:
-        part = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
-        yield to_device(part, device)
+    samples = iter(loader)
+    while True:
+        with trace.span("data", "data"):
+            batch = next(samples, None)
+            if batch is None:
+                return
+            part = cut_batch(batch, mesh)  # labels were shifted before, so each rank has the label of its last token
+            part = to_device(part, device)
+        yield part
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -103,6 +103,8 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--manual-gc": ((), "Python collects its garbage as usual; only the time of a step could differ"),
     "--manual-gc-interval": (None, "Python collects its garbage as usual; only the time of a step could differ"),
     "--empty-unused-memory-level": (("0",), "the allocator keeps its memory"),
+    "--flight-recorder-dump-on-timeout": ((), "a rank that runs out of time dumps what it remembers"),
+    "--flight-recorder-include-stack-trace": ((), "dumps have stacks"),
     "--local-rank": (None, "torchrun says it in the environment"),
 }
 
@@ -128,13 +130,14 @@ UNSUPPORTED = """
     multiple-validation-sets mid-level-dataset-surplus object-storage-cache-path padded-vocab-size
     step-batch-size-schedule eval-global-batch-size eval-micro-batch-size start-eval-at-iter skip-train
     iterations-to-skip lr-wsd-decay-samples batch-size pytorch-profiler-* use-nsys-profiler nvtx-ranges
-    record-shapes log-params-norm log-timers-* log-straggler straggler-* disable-straggler-* timing-log-*
+    record-shapes log-params-norm log-timers-* straggler-ctrlr-port disable-straggler-* timing-log-*
     log-progress log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* tensorboard-log-interval
     tensorboard-queue-size one-logger-* no-one-logger enable-one-logger logging-level app-tag-* otel-*
     throughput-window-size inprocess-* ft-* enable-ft-package calc-ft-timeouts error-injection-*
     adlr-autoresume* check-for-spiky-loss check-for-large-grads gpu-sniff-* no-manual-gc-* deterministic-mode nccl-*
     use-nccl-ub use-sharp sharp-* high-priority-stream-groups use-gloo-process-groups disable-gloo-process-groups
-    disable-symmetric-registration flight-recorder-* use-tp-pp-dp-mapping lazy-mpu-init inference-*
+    disable-symmetric-registration flight-recorder-include-only-active
+    flight-recorder-extra-* use-tp-pp-dp-mapping lazy-mpu-init inference-*
     max-tokens-to-oom num-speculative-tokens enable-chunked-prefill return-log-probs *-cuda-graphs rl-* grpo-*
     perform-rl-step langrl-* refit-method logits-* export-* modelopt-* yaml-cfg use-legacy-models
     model-parallel-size warmup checkpoint-activations

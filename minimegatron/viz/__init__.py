@@ -12,6 +12,7 @@
 | `roofline` | the bound on a program's speed by its FLOPs a byte                                           |
 | `pareto`   | time against memory of many layouts, and the Pareto front                                    |
 | `load`     | throughput against latency of a server                                                       |
+| `merged_trace` | one trace of all ranks for Perfetto, which draws it                                      |
 
 Drawings of single labs are in `course/figures`.
 

@@ -147,8 +147,9 @@ MUTANTS = (
         "ends = [sorted({p[0], p[1 % len(p)]}) for p in pipelines]", "tests/comm/test_mesh.py",
     ),
     Mutant(
-        "a group without its deadline", "minimegatron/comm/mesh.py", "dist.new_group(list(ranks), timeout=timeout)",
-        "dist.new_group(list(ranks))", "tests/comm/test_mesh.py",
+        "a group without its deadline", "minimegatron/comm/mesh.py",
+        "dist.new_group(list(ranks), timeout=timeout, group_desc=name)", "dist.new_group(list(ranks), group_desc=name)",
+        "tests/comm/test_mesh.py",
     ),
     Mutant(
         "messages of both directions in one group", "minimegatron/comm/p2p.py",

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from minimegatron import trace
+from minimegatron.commands import trace as command
 from minimegatron.config import TrainingConfig
 from minimegatron.errors import ConfigError
 from minimegatron.training.observers import Step
 from minimegatron.training.observers.profile import Profile
+from minimegatron.viz.merged_trace import merge, problems
 from tests.training.test_trainer import train
 
 CPU = torch.device("cpu")
@@ -28,7 +30,8 @@ def over(iteration: int) -> Step:
 def test_a_chrome_trace_of_two_steps(tmp_path, capsys):
     where = f"--profile --use-pytorch-profiler --profile-step-start 1 --profile-step-end 3 --profile-dir {tmp_path}/new"
     train(f"--train-iters 4 --global-batch-size 2 {where}")
-    (path,) = Path(tmp_path, "new").iterdir()
+    path, line = sorted(Path(tmp_path, "new").iterdir())
+    assert [span["name"] for span in json.loads(line.read_text())["spans"]].count("forward") == 4
     assert path.name == "rank0_steps1-3.json" and str(path) in capsys.readouterr().out
     names = [event.get("name") for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
     assert names.count("optimizer_step") == 2 and names.count("forward") == 4, "two microbatches a step"
@@ -59,7 +62,15 @@ def test_other_ranks_and_other_steps_are_left_alone(tmp_path):
     assert inside == [10, 11]
 
 
-def test_nvtx_ranges_and_the_capture_range_of_nsys(monkeypatch):
+def test_a_window_without_torchs_profiler_is_a_timeline_that_can_be_merged(tmp_path):
+    train(f"--profile --profile-step-start 1 --profile-step-end 2 --train-iters 3 --profile-dir {tmp_path}")
+    timelines, others = command.read(tmp_path)
+    assert not others and problems(merge(timelines)) == []
+    names = [span["name"] for span in timelines[0]["spans"]]
+    assert names.count("optimizer_step") == 1 and {"data", "forward", "backward"} <= set(names)
+
+
+def test_nvtx_ranges_and_the_capture_range_of_nsys(monkeypatch, tmp_path):
     """What a GPU is told, in order; there is none here."""
     told = []
 
@@ -76,7 +87,7 @@ def test_nvtx_ranges_and_the_capture_range_of_nsys(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", tell("wait"))
     monkeypatch.setattr(torch.autograd.profiler, "emit_nvtx", lambda record_shapes: ranged("autograd"))
     monkeypatch.setattr(torch.cuda.nvtx, "range", ranged)
-    profile = Profile(TrainingConfig(profile=True), 0, torch.device("cuda"))
+    profile = Profile(TrainingConfig(profile=True, profile_dir=str(tmp_path)), 0, torch.device("cuda"))
     profile.before_step(10)
     with trace.span("forward"):
         told.append("work")
@@ -89,7 +100,6 @@ def test_nvtx_ranges_and_the_capture_range_of_nsys(monkeypatch):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("--profile", "which needs a GPU"),
         ("--profile --use-pytorch-profiler --profile-ranks 0 1", "choose among 0 to 0"),
         ("--profile --use-pytorch-profiler --train-iters 10", "--profile-step-start below 10"),
         ("--use-pytorch-profiler", "without profile"),

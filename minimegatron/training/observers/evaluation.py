@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 import torch
 
+from minimegatron import trace
 from minimegatron.data.gpt_dataset import Batch, Dataset
 from minimegatron.models.chunks import ModelChunks
 from minimegatron.parallel.data.data_parallel import DataParallel
@@ -146,4 +147,5 @@ class Evaluation(Observer):
         batches = self.task.prepare(batches, num_microbatches)
         if split == "validation":
             counters.consumed_valid_samples += rounds * batch_size
-        return evaluate(self.task.forward_step, batches, self.state.model, num_microbatches)
+        with trace.span("evaluation", "evaluation"):
+            return evaluate(self.task.forward_step, batches, self.state.model, num_microbatches)

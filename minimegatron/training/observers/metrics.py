@@ -84,6 +84,11 @@ class Metrics(Observer):
         if self.speaks:
             print(text, flush=True)
 
+    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
+        """Hand numbers to every sink, on the rank that prints."""
+        for sink in self.sinks:
+            sink.log(tags, record, iteration)
+
     def _forget(self) -> None:
         self.steps = self.counted = self.skipped = self.nan = self.samples = 0
         self.seconds = 0.0

@@ -1,15 +1,18 @@
 """Profiles a window of steps: a whole run is too large to open, and its first steps allocate and compile.
 
 `--profile` opens a window after `--profile-step-start` steps and closes it after `--profile-step-end` of them, on the
-ranks of `--profile-ranks`:
+ranks of `--profile-ranks`. Files go to `--profile-dir`:
 
-| flags                              | what                                                     | where       |
-|------------------------------------|----------------------------------------------------------|-------------|
-| `--profile --use-pytorch-profiler` | torch's profiler: a Chrome trace a rank in `--profile-dir` | CPU and GPU |
-| `--profile`                        | NVTX ranges, and the range of `nsys -c cudaProfilerApi`  | GPU         |
+| flags                              | what                                                         | where       |
+|------------------------------------|--------------------------------------------------------------|-------------|
+| `--profile`                        | a timeline of passes and communications a rank; NVTX ranges, | CPU and GPU |
+|                                    | and the range of `nsys -c cudaProfilerApi`, on a GPU         |             |
+| `--profile --use-pytorch-profiler` | the timeline, and torch's profiler: a Chrome trace a rank    | CPU and GPU |
 
-Open the trace in `chrome://tracing` or Perfetto. Operators are named by torch; `forward`, `optimizer_step` and the like
-are the spans of `minimegatron/trace.py`, which become ranges while the window is open.
+`minimegatron trace FOLDER` makes of all files one trace with one clock, for Perfetto (`viz/merged_trace`). torch's
+files can be opened there as they are. Operators are named by torch; `forward`, `optimizer_step` and the like are the
+spans of `minimegatron/trace.py`, which become ranges while the window is open. Communications are those of the flight
+recorder, whose buffer grows meanwhile.
 
 Megatron-LM: `train` in `megatron/training/training.py`.
 """
@@ -17,15 +20,23 @@ Megatron-LM: `train` in `megatron/training/training.py`.
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from minimegatron import trace
+from minimegatron.comm import flight_recorder
 from minimegatron.config import TrainingConfig
 from minimegatron.errors import ConfigError
+from minimegatron.launch import flight_dump, rank
 from minimegatron.training.observers import Observer, Step
+from minimegatron.viz import merged_trace
+
+CALLS = 200_000  # communications of a window
 
 
 class Profile(Observer):
@@ -33,30 +44,24 @@ class Profile(Observer):
 
     Args:
         training: the steps, the ranks and the profiler.
-        rank: this rank.
+        number: this rank.
         device: its device.
         say: prints a line.
 
     Raises:
-        ConfigError: NVTX ranges on a CPU, or a folder that cannot be made.
+        ConfigError: a folder that cannot be made.
     """
 
     def __init__(
-        self, training: TrainingConfig, rank: int, device: torch.device, say: Callable[[str], None] = print
+        self, training: TrainingConfig, number: int, device: torch.device, say: Callable[[str], None] = print
     ) -> None:
         self.training = training
-        self.rank = rank
+        self.rank = number
         self.device = device
         self.say = say
-        self.wanted = training.profile and rank in training.profile_ranks
+        self.wanted = training.profile and number in training.profile_ranks
         self._open: contextlib.ExitStack | None = None
-        if training.profile and not training.use_pytorch_profiler and device.type != "cuda":
-            raise ConfigError(
-                f"--profile without --use-pytorch-profiler marks ranges for nsys, which needs a GPU; this is a "
-                f"{device.type}",
-                fix="--use-pytorch-profiler",
-            )
-        if self.wanted and training.use_pytorch_profiler:
+        if self.wanted:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -66,15 +71,24 @@ class Profile(Observer):
 
     @property
     def path(self) -> Path:
-        """The Chrome trace of this rank."""
+        """torch's Chrome trace of this rank."""
         steps = f"{self.training.profile_step_start}-{self.training.profile_step_end}"
         return Path(self.training.profile_dir) / f"rank{self.rank}_steps{steps}.json"
+
+    @property
+    def timeline_path(self) -> Path:
+        """The timeline of this rank."""
+        return self.path.with_suffix(".timeline.json")
 
     def before_step(self, done: int) -> None:
         """Open the window after `--profile-step-start` steps."""
         if self.wanted and self._open is None and done == self.training.profile_step_start:
             self._open = contextlib.ExitStack()
-            (self._torch if self.training.use_pytorch_profiler else self._nvtx)(self._open)
+            self._timeline(self._open)
+            if self.training.use_pytorch_profiler:
+                self._torch(self._open)
+            elif self.device.type == "cuda":
+                self._nvtx(self._open)
 
     def after_step(self, step: Step) -> None:
         """Close the window after its last step."""
@@ -86,6 +100,25 @@ class Profile(Observer):
         if self._open is not None:
             window, self._open, self.wanted = self._open, None, False
             window.close()
+
+    def _timeline(self, window: contextlib.ExitStack) -> None:
+        """Record the spans, and keep all communications of the window."""
+        recorder, begin = flight_recorder.running(), time.time_ns()
+        if recorder is not None:
+            window.enter_context(recorder.keeping(CALLS))
+        log = window.enter_context(trace.record(self.rank))
+
+        def write() -> None:
+            calls = [] if recorder is None else flight_dump.calls_since(recorder, self.rank, begin)
+            to_wall = time.time_ns() - time.monotonic_ns()
+            offset = rank.clock_offset_ns()
+            line = merged_trace.timeline(self.rank, socket.gethostname(), log.events, calls, to_wall, offset)
+            self.timeline_path.write_text(json.dumps(line))
+            if self.training.use_pytorch_profiler:
+                return
+            self.say(f"timeline of rank {self.rank}: {self.timeline_path} (minimegatron trace {self.path.parent})")
+
+        window.callback(write)
 
     def _torch(self, window: contextlib.ExitStack) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
