@@ -9,8 +9,11 @@ With `--log-interval k` the loss, time and throughput of a line are means over i
 (fp16 overflow), or whose loss is not finite, is counted as such and is not in the mean.
 
 TFLOP/s and MFU count model FLOPs with the causal half of attention against the dense bf16 peak (`training/flops`);
-MFU is printed if the peak of the device is known and the model computes in 16 bits. Peak memory is what rank 0
-allocated on its GPU, or its resident set on a CPU.
+MFU is printed if the peak of the device is known and the model computes in 16 bits, and the banner names that peak.
+Peak memory is what rank 0 allocated on its GPU, or its resident set on a CPU.
+
+The log file has more: the time, samples/s, the epoch of each part of the data, memory now, and by owner, and what other
+observers add to a line (`add`: norms by layer) or write as an object of its own (`write`: a timeline, counted memory).
 
 Megatron-LM: `training_log` and `evaluate_and_print_results` in `megatron/training/training.py`.
 """
@@ -40,6 +43,17 @@ from minimegatron.training.observers.sinks import open_sinks
 from minimegatron.training.reports import StepReport
 
 LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """The memory of this rank now: allocated on its GPU, or resident on a CPU; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return None
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -72,10 +86,15 @@ class Metrics(Observer):
         self.device = mesh.device
         self.expert_ranks = mesh.ep.size
         self.speaks = mesh.rank == 0 and not quiet
-        peak = peak_tflops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
-        self.peak = peak if run.model.params_dtype != "fp32" else None
-        self.sinks = open_sinks(run, self.say) if self.speaks else []
+        self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        self.peak = peak_tflops(self.device_name) if run.model.params_dtype != "fp32" else None
+        machine = {"world_size": self.world_size, "device": self.device.type, "device_name": self.device_name}
+        machine |= {"peak_tflops": self.peak, "train_iters": train_iters, "time": time.time()}
+        self.sinks = open_sinks(run, self.say, machine) if self.speaks else []
         self.more_tags: Callable[[], dict[str, float]] = dict  # of every line, for the sinks
+        self.epochs: Callable[[int], dict[str, float]] = lambda samples: {}  # {name: epochs that so many samples are}
+        self.owners: Callable[[], dict[str, int]] = dict  # {owner: bytes that last from step to step}
+        self._added: dict[str, Any] = {}
         self.recent: deque[StepReport] = deque(maxlen=WINDOW)
         self._forget()
 
@@ -83,6 +102,15 @@ class Metrics(Observer):
         """Print a line, on the rank that prints."""
         if self.speaks:
             print(text, flush=True)
+
+    def add(self, found: dict[str, Any]) -> None:
+        """Add fields to the next line of the log, for the sinks; `params_norm` is printed, too."""
+        self._added |= found
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write an object of its own to the log file; it has an `event`, a name."""
+        for sink in self.sinks:
+            sink.log({}, record, record.get("iteration", 0))
 
     def _forget(self) -> None:
         self.steps = self.counted = self.skipped = self.nan = self.samples = 0
@@ -129,6 +157,7 @@ class Metrics(Observer):
         flops = step_flops(self.model, self.samples, self.seq_length) / self.seconds / self.world_size
         record: dict[str, Any] = {
             "event": "train",
+            "time": time.time(),
             "iteration": iteration,
             "train_iters": self.train_iters,
             "consumed_samples": consumed_samples,
@@ -143,12 +172,18 @@ class Metrics(Observer):
             "skipped_iterations": self.skipped,
             "nan_iterations": self.nan,
             "tokens_per_second": self.samples * self.seq_length / self.seconds,
+            "samples_per_second": self.samples / self.seconds,
+            "epochs": self.epochs(consumed_samples),
             "counted_tokens": last.num_tokens,
+            "memory_bytes": memory_bytes(self.device),
             "peak_memory_bytes": peak_memory_bytes(self.device),
+            "memory_by_owner": self.owners(),
             "mfu": flops / 1e12 / self.peak if self.peak else None,
             "experts": [dataclasses.asdict(layer) for layer in last.experts],
             "expert_ranks": self.expert_ranks,
+            **self._added,
         }
+        self._added = {}
         self.say(format_step(record))
         for sink in self.sinks:
             sink.log(step_tags(record) | self.more_tags(), record, iteration)
@@ -215,6 +250,8 @@ def format_step(record: dict[str, Any]) -> str:
         fields.append(f"grad norm: {record['grad_norm']:.3f}")
     if record["num_zeros"] is not None:
         fields.append(f"num zeros: {record['num_zeros']}")
+    if record.get("params_norm") is not None:
+        fields.append(f"params norm: {record['params_norm']:.3f}")
     fields.append(f"number of skipped iterations: {record['skipped_iterations']:3d}")
     fields.append(f"number of nan iterations: {record['nan_iterations']:3d}")
     fields.append(f"tokens/s: {record['tokens_per_second']:.0f}")
@@ -247,13 +284,26 @@ def step_tags(record: dict[str, Any]) -> dict[str, float]:
         "iteration-time": record["elapsed_ms"] / 1000,
         "throughput": record["tflops_per_gpu"],
         "tokens-per-second": record["tokens_per_second"],
+        "samples-per-second": record["samples_per_second"],
         "mem-max-allocated-bytes": record["peak_memory_bytes"],
         **record["losses"],
         **penalties(record),
         **load_tags(record),
+        **norm_tags(record),
     }
-    optional = {"grad-norm": "grad_norm", "num-zeros": "num_zeros", "mfu": "mfu"}
-    return tags | {tag: record[key] for tag, key in optional.items() if record[key] is not None}
+    epochs = record["epochs"]
+    tags |= {"epoch" if len(epochs) == 1 else f"epoch/{name}": value for name, value in epochs.items()}
+    optional = {"grad-norm": "grad_norm", "num-zeros": "num_zeros", "mfu": "mfu", "params-norm": "params_norm"}
+    optional |= {"mem-bytes": "memory_bytes"}
+    return tags | {tag: value for tag, key in optional.items() if (value := record.get(key)) is not None}
+
+
+def norm_tags(record: dict[str, Any]) -> dict[str, float]:
+    """For each layer the norm of its gradient before clipping, of its weights, and its update over its weights."""
+    kinds = ("grad-norm", "params-norm", "update-ratio")
+    layers = record.get("norms", {}).items()
+    named = {f"{kind}/{layer}": n for layer, norms in layers for kind, n in zip(kinds, norms, strict=True)}
+    return {tag: value for tag, value in named.items() if value is not None}
 
 
 def penalties(record: dict[str, Any]) -> dict[str, float]:

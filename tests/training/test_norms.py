@@ -1,0 +1,127 @@
+"""Norms by layer: those of one process in every layout, before clipping, and of what really moved."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minimegatron.layers.param import logical_parameters
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.observers.norms import Norms, in_order, layer_of
+from tests.mock_data import small_trainer
+from tests.thorough import mostly_thorough
+from tests.training.test_experts import scalars
+from tests.training.test_trainer import TINY, trainer_of
+
+TP2, PP2 = "--tensor-model-parallel-size 2 --sequence-parallel", "--pipeline-model-parallel-size 2"
+ZERO = "--data-parallel-sharding-strategy"
+EXPERTS = "--num-experts 4 --moe-router-topk 2 --moe-router-load-balancing-type none --disable-bias-linear"
+# SGD, because its update is linear: AdamW's first step makes of a rounding, where the gradient is 0, a whole update.
+LINE = "--num-layers 2 --global-batch-size 4 --train-iters 2 --log-norms-interval 1 --optimizer sgd --clip-grad 0.05"
+LINE += " --hidden-dropout 0 --attention-dropout 0"
+Found = list[dict[str, Any]]
+
+
+def norms_of(line: str, world: int = 1) -> tuple[Found, list[float | None]]:
+    """(What the observer tells of each step, the norm of each step in the log)."""
+    trainer = trainer_of(f"{LINE} {line}", world)
+    found: Found = []
+    observer = next(o for o in trainer.observers if isinstance(o, Norms))
+    observer.tell = found.append
+    trainer.train()
+    return found, [report.grad_norm for report in trainer.history]
+
+
+def on_rank(rank: int, world: int, line: str) -> tuple[Found, list[float | None]]:
+    return norms_of(line, world)
+
+
+LAYOUTS = [
+    (4, TP2, ""),
+    (2, PP2, ""),
+    (2, f"{ZERO} optim", ""),
+    (2, f"{ZERO} optim_grads_params", ""),
+    (4, "--expert-model-parallel-size 2", EXPERTS),
+    (2, f"{ZERO} optim_grads", ""),
+    (2, "--use-torch-fsdp2", ""),
+    (4, f"{PP2} --num-layers-per-virtual-pipeline-stage 1 --num-layers 4", "--num-layers 4"),
+    (2, "--context-parallel-size 2", ""),
+    (4, f"{TP2} {ZERO} optim --bf16", "--bf16"),
+]
+
+
+@pytest.mark.parametrize("world, layout, model", mostly_thorough(LAYOUTS, range(5), quick=[0]))
+def test_every_layout_has_the_norms_of_one_process(ranks: Any, world: int, layout: str, model: str) -> None:
+    serial, global_norms = norms_of(model)
+    for found, _ in ranks(world).run(on_rank, f"{model} {layout}"):
+        for one, other in zip(serial, found, strict=True):
+            assert list(one["norms"]) == list(other["norms"])
+            for layer, wanted in one["norms"].items():
+                assert other["norms"][layer] == pytest.approx(wanted, rel=2e-2 if "bf16" in model else 1e-4), layer
+    for told, norm in zip(serial, global_norms, strict=True):
+        together = math.hypot(*(grad for grad, _, _ in told["norms"].values()))
+        assert norm is not None and together == pytest.approx(norm, rel=1e-6) and norm > 0.05, "clipped afterwards"
+
+
+@pytest.mark.parametrize("more", ["--optimizer adam --lr 1e-3", "--fp16 --optimizer adam --initial-loss-scale 1024"])
+def test_weights_and_updates_are_those_of_the_main_parameters(more: str) -> None:
+    trainer = trainer_of(f"{LINE} --train-iters 1 {more}")
+    found: Found = []
+    next(o for o in trainer.observers if isinstance(o, Norms)).tell = found.append
+
+    def mains() -> dict[str, torch.Tensor]:
+        state = trainer.optimizer.state_dict()["state"]
+        weights = {n: p.detach() for n, p in logical_parameters(trainer.model)}
+        return {name: state[name].get("fp32_param", weights[name]).double().clone() for name in state}
+
+    before = mains()
+    trainer.train()
+    after, (told,) = mains(), found
+    for layer, (_, weights, ratio) in told["norms"].items():
+        names = [name for name in before if layer_of(name) == layer]
+        size = math.hypot(*(before[n].norm().item() for n in names))
+        moved = math.hypot(*((after[n] - before[n]).norm().item() for n in names))
+        assert weights == pytest.approx(size, rel=1e-6) and ratio == pytest.approx(moved / size, rel=1e-5) and ratio > 0
+    assert told["params_norm"] == pytest.approx(math.hypot(*(w.norm().item() for w in before.values())), rel=1e-6)
+
+
+def test_every_log_gets_the_steps_that_were_asked_for(tmp_path: Path, capsys: Any) -> None:
+    log, board = tmp_path / "run.jsonl", tmp_path / "board"
+    line = f"{TINY} --mock-data {LINE} --train-iters 3 --log-norms-interval 2 --log-params-norm --log-file {log}"
+    trainer = small_trainer(parse_args(f"{line} --tensorboard-dir {board} --log-timeline-interval 3".split()))
+    trainer.train()
+    trainer.close()
+    records = [json.loads(text) for text in log.read_text().splitlines()]
+    config, *steps = [r for r in records if r["event"] != "timeline"]
+    assert (config["world_size"], config["device"], config["train_iters"]) == (1, "cpu", 3)
+    assert ["norms" in step for step in steps] == [False, True, False]
+    printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith(" iteration")]
+    for step, text in zip(steps, printed, strict=True):
+        assert f"| params norm: {step['params_norm']:.3f} |" in text
+        assert list(step["epochs"].values()) == [trainer.train_set.read_epochs(step["consumed_samples"])["mock data"]]
+        assert step["memory_by_owner"]["gradients"] == step["memory_by_owner"]["parameters"] > 0
+        assert 0 < step["memory_bytes"] <= 1.5 * step["peak_memory_bytes"] and step["samples_per_second"] > 0
+    values = scalars(board)
+    norms = steps[1]["norms"]["decoder.layers.1"]
+    tags = [f"{kind}/decoder.layers.1" for kind in ("grad-norm", "params-norm", "update-ratio")]
+    assert [values[tag] for tag in tags] == pytest.approx(norms)
+    assert values["epoch"] == pytest.approx(*steps[-1]["epochs"].values()) and values["params-norm"] > 0
+    (timeline,) = [r for r in records if r["event"] == "timeline"]
+    (events,) = timeline["ranks"]
+    names = [name for name, *_ in events]
+    assert timeline["iteration"] == 3 and names.count("forward") == names.count("backward") == 4
+    assert min(start for _, _, start, *_ in events) == 0 and names[-1] == "optimizer_step"
+
+
+def test_layers_come_in_the_order_of_the_model() -> None:
+    names = {"decoder.layers.10", "decoder.final_layernorm", "decoder.layers.2", "embedding.word_embeddings"}
+    assert in_order(names) == [
+        "embedding.word_embeddings", "decoder.layers.2", "decoder.layers.10", "decoder.final_layernorm",
+    ]  # fmt: skip
+    assert layer_of("decoder.layers.3.mlp.experts.0.weight") == "decoder.layers.3"
+    assert layer_of("output_layer.weight") == "output_layer"
