@@ -135,8 +135,8 @@ class TrainingConfig(Config):
     log_file: str | None = opt(
         OBSERVED,
         None,
-        "also write one JSON object a step to this file, which `minimegatron watch` shows; another run that is there is "
-        "kept as FILE.1",
+        "also write one JSON object a step to this file, which `minimegatron watch` draws; another run that is there "
+        "is kept as FILE.1",
         rank_local="rank 0 alone writes it",
     )
     log_norms_interval: int | None = opt(

@@ -184,12 +184,12 @@ def _observers(
         metrics.more_tags = memory.tags
     metrics.epochs, metrics.owners = train_set.read_epochs, memory.bytes_held
     norms = Norms(optimizer, mesh, training, metrics.add)
-    timeline = Timeline(mesh, training.log_timeline_interval, metrics.write)
+    timeline = Timeline(mesh, training.log_timeline_interval, metrics.add, metrics.write)
     epochs = EpochLines(
         train_set, sizes.samples_of(train_iters), training.log_interval, say if metrics.speaks else None
     )
     replicas = ReplicaCheck(state.model, mesh, training.check_replicas_interval)
-    observers: list[Observer] = [epochs, norms, metrics, memory, timeline, profile, replicas]
+    observers: list[Observer] = [epochs, norms, timeline, metrics, memory, profile, replicas]
     if training.check_first_step:
         batch_size = sizes.global_batch_size_at(0)
         first = FirstStepCheck(run, mesh, train_set, batch_size, forward_step, say)

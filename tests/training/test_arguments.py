@@ -316,7 +316,7 @@ def test_the_later_source_wins(tmp_path):
 def test_a_configuration_survives_json(tmp_path):
     run = parse("--preset laptop-10m --rampup-batch-size 2 2 8 --global-batch-size 4 --spec a b --bf16")
     path = tmp_path / "run.json"
-    path.write_text(json.dumps({"event": "config", **run.to_dict()}))
+    path.write_text(json.dumps({"event": "config", "machine": {"world_size": 2}, **run.to_dict()}))
     again = parse_args(["--config", str(path)])
     assert again.to_dict() == run.to_dict() and again.spec == ("a", "b")
 

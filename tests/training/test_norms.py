@@ -1,4 +1,4 @@
-"""Norms by layer: those of one process in every layout, before clipping, and of what really moved."""
+"""Norms by layer, those of one process in every layout and of what really moved; and the timeline of a step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from minimegatron.layers.param import logical_parameters
+from minimegatron.trace import Event
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.observers.norms import Norms, in_order, layer_of
+from minimegatron.training.observers.timeline import sections
 from tests.mock_data import small_trainer
 from tests.thorough import mostly_thorough
 from tests.training.test_experts import scalars
@@ -97,8 +99,9 @@ def test_every_log_gets_the_steps_that_were_asked_for(tmp_path: Path, capsys: An
     trainer.train()
     trainer.close()
     records = [json.loads(text) for text in log.read_text().splitlines()]
-    config, *steps = [r for r in records if r["event"] != "timeline"]
-    assert (config["world_size"], config["device"], config["train_iters"]) == (1, "cpu", 3)
+    config, *steps = [r for r in records if r["event"] in ("config", "train")]
+    machine = config["machine"]
+    assert (machine["world_size"], machine["device"], machine["train_iters"]) == (1, "cpu", 3)
     assert ["norms" in step for step in steps] == [False, True, False]
     printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith(" iteration")]
     for step, text in zip(steps, printed, strict=True):
@@ -116,6 +119,20 @@ def test_every_log_gets_the_steps_that_were_asked_for(tmp_path: Path, capsys: An
     names = [name for name, *_ in events]
     assert timeline["iteration"] == 3 and names.count("forward") == names.count("backward") == 4
     assert min(start for _, _, start, *_ in events) == 0 and names[-1] == "optimizer_step"
+    spent = steps[-1]["sections"]
+    assert list(spent) == ["forward", "backward", "optimizer_step", "other", "waiting"] and "sections" not in steps[0]
+    assert sum(most for _, most in spent.values()) - spent["waiting"][1] == pytest.approx(timeline["seconds"])
+    assert records[-1]["event"] == "end" and any("grad norm, below" in r.get("text", "") for r in records)
+    assert values["time/forward max"] == pytest.approx(spent["forward"][1])
+
+
+def test_a_span_inside_another_is_counted_once_and_waiting_beside_it():
+    def event(name: str, kind: str, start: float, end: float) -> Event:
+        return Event(name, kind, 0, start, end)
+
+    events = [event("ring step", "compute", 1.0, 2.0), event("forward", "compute", 0.0, 4.0)]
+    events += [event("wait", "wait", 1.5, 2.0), event("forward", "compute", 5.0, 6.0), event("mark", "mark", 0.0, 9.0)]
+    assert sections(events, 8.0) == {"forward": 5.0, "other": 3.0, "waiting": 0.5}
 
 
 def test_layers_come_in_the_order_of_the_model() -> None:

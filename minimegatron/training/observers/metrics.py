@@ -39,7 +39,7 @@ from minimegatron.layers.moe.balance import imbalance
 from minimegatron.layers.moe.placement import WINDOW, summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.observers import Observer, Step
-from minimegatron.training.observers.sinks import open_sinks
+from minimegatron.training.observers.sinks import Sink, open_sinks
 from minimegatron.training.reports import StepReport
 
 LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
@@ -90,7 +90,8 @@ class Metrics(Observer):
         self.peak = peak_tflops(self.device_name) if run.model.params_dtype != "fp32" else None
         machine = {"world_size": self.world_size, "device": self.device.type, "device_name": self.device_name}
         machine |= {"peak_tflops": self.peak, "train_iters": train_iters, "time": time.time()}
-        self.sinks = open_sinks(run, self.say, machine) if self.speaks else []
+        self.sinks: list[Sink] = []
+        self.sinks = open_sinks(run, self._print, machine) if self.speaks else []
         self.more_tags: Callable[[], dict[str, float]] = dict  # of every line, for the sinks
         self.epochs: Callable[[int], dict[str, float]] = lambda samples: {}  # {name: epochs that so many samples are}
         self.owners: Callable[[], dict[str, int]] = dict  # {owner: bytes that last from step to step}
@@ -99,7 +100,11 @@ class Metrics(Observer):
         self._forget()
 
     def say(self, text: str) -> None:
-        """Print a line, on the rank that prints."""
+        """Print a line, on the rank that prints; the log file gets it, too."""
+        self._print(text)
+        self.write({"event": "message", "time": time.time(), "text": text})
+
+    def _print(self, text: str) -> None:
         if self.speaks:
             print(text, flush=True)
 
@@ -126,6 +131,7 @@ class Metrics(Observer):
         self.experts(list(self.recent), done)
         if reason:
             self.say(f"exiting program at iteration {done}: {reason}")
+        self.write({"event": "end", "time": time.time(), "iteration": done, "reason": reason})
 
     def step(self, report: StepReport, iteration: int, consumed_samples: int, batch_size: int, seconds: float) -> None:
         """Count a step; print when the interval is full.
@@ -184,7 +190,7 @@ class Metrics(Observer):
             **self._added,
         }
         self._added = {}
-        self.say(format_step(record))
+        self._print(format_step(record))
         for sink in self.sinks:
             sink.log(step_tags(record) | self.more_tags(), record, iteration)
 
@@ -200,7 +206,7 @@ class Metrics(Observer):
         if not self.speaks:
             return
         line = format_validation(losses, f"iteration {iteration} {where}".rstrip())
-        self.say(f"{'-' * len(line)}\n{line}\n{'-' * len(line)}")
+        self._print(f"{'-' * len(line)}\n{line}\n{'-' * len(line)}")
         record = {"event": split, "iteration": iteration, "losses": losses}
         tags = {f"{name} {split}": value for name, value in losses.items()}
         tags |= {f"{name} {split} ppl": perplexity(value) for name, value in losses.items() if of_tokens(name)}
@@ -212,7 +218,7 @@ class Metrics(Observer):
         if not self.speaks or not any(report.experts for report in reports):
             return
         loads = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)
-        self.say(table(loads))
+        self._print(table(loads))
         if trace.recording():
             now = time.monotonic()
             trace.emit("experts", "mark", now, now, note=table(loads))
@@ -291,6 +297,8 @@ def step_tags(record: dict[str, Any]) -> dict[str, float]:
         **load_tags(record),
         **norm_tags(record),
     }
+    for name, spent in record.get("sections", {}).items():
+        tags |= {f"time/{name} min": spent[0], f"time/{name} max": spent[1]}
     epochs = record["epochs"]
     tags |= {"epoch" if len(epochs) == 1 else f"epoch/{name}": value for name, value in epochs.items()}
     optional = {"grad-norm": "grad_norm", "num-zeros": "num_zeros", "mfu": "mfu", "params-norm": "params_norm"}

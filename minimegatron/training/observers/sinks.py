@@ -113,7 +113,7 @@ def open_sinks(run: RunConfig, say: Callable[[str], None], machine: Mapping[str,
         if training.log_file:
             if run.checkpoint.load is None and (kept := set_aside(Path(training.log_file))):
                 say(f"the log of an earlier run, {training.log_file}, is now {kept}")
-            sinks.append(JsonLines(training.log_file, {**(machine or {}), **run.to_dict()}))
+            sinks.append(JsonLines(training.log_file, {"machine": dict(machine or {}), **run.to_dict()}))
         if training.tensorboard_dir:
             sinks.append(TensorBoard(training.tensorboard_dir))
     except OSError as error:

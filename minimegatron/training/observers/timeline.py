@@ -1,14 +1,23 @@
-"""The timeline of a step: what every rank computed, sent and waited for, and when.
+"""The timeline of a step: what every rank computed, sent and waited for, and when; and the time by section.
 
-`--log-timeline-interval N` records every N-th step with `minimegatron/trace`, on all ranks, and writes one object to
-the log file, which `minimegatron watch` draws:
+`--log-timeline-interval N` records every N-th step with `minimegatron/trace`, on all ranks. The log file gets an object
+of its own, which `minimegatron watch` draws:
 
-    {"event": "timeline", "iteration": 20, "seconds": 0.51, "ranks": [[["forward", "compute", 0.0, 0.11, ""], ...], ...]}
+    {"event": "timeline", "iteration": 20, "seconds": 0.5, "ranks": [[["forward", "compute", 0.0, 0.1, ""], ...], ...]}
 
-An event is [name, kind, start, seconds, axis]; starts count from the first event of the step, of any rank. Times are
-those of the host: on a GPU an event ends when its operations are launched. Ranks of one machine share a clock; those of
-several are as far apart as the clocks of their machines. A step of more than `MOST` events keeps the longest of each
-rank.
+An event is [name, kind, start, seconds, axis]; starts count from the first event of the step, of any rank. The line of
+the step gets `sections`, {section: [least, most seconds of a rank]}, in all logs:
+
+| section                             | what                                                                      |
+|-------------------------------------|---------------------------------------------------------------------------|
+| `forward`, `backward`; `F`, `B`, `W` | passes of all microbatches; in a pipeline its actions                    |
+| `optimizer_step`                    | norm, update, messages of weights                                         |
+| `other`                             | the rest of the step: sums of gradients at its end, losses, the host      |
+| `waiting`                           | for messages; it is a part of the others                                  |
+
+Times are those of the host: on a GPU an event ends when its operations are launched. Ranks of one machine share a
+clock; those of several are as far apart as the clocks of their machines. A step of more than `MOST` events keeps the
+longest of each rank.
 
 Torch's profiler (`observers/profile`) has every operator, costs much more, and writes a file a rank.
 """
@@ -17,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from minimegatron import trace
@@ -35,11 +44,18 @@ class Timeline(Observer):
     Args:
         mesh: the ranks.
         interval: steps between two; None records nothing.
-        tell: given the object for the log file.
+        add: given the fields for the line of the step.
+        write: given the object for the log file.
     """
 
-    def __init__(self, mesh: Mesh, interval: int | None, tell: Callable[[dict[str, Any]], None]) -> None:
-        self.mesh, self.interval, self.tell = mesh, interval, tell
+    def __init__(
+        self,
+        mesh: Mesh,
+        interval: int | None,
+        add: Callable[[dict[str, Any]], None],
+        write: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.mesh, self.interval, self.add, self.write = mesh, interval, add, write
         self._log: trace.Log | None = None
 
     def during_step(self, done: int) -> contextlib.AbstractContextManager[None]:
@@ -56,23 +72,33 @@ class Timeline(Observer):
         log, self._log = self._log, None
         if log is None or step.report is None:
             return
-        shift = time.time() - time.monotonic()
         events = [e for e in log.events if e.kind in KINDS]
+        spent = sections(events, step.seconds)
         left = len(events) - MOST // self.mesh.world.size
-        if left > 0:
-            kept = sorted(events, key=lambda e: e.seconds)[left:]
-            events = sorted(kept, key=lambda e: e.start)
-        mine = [(e.name, e.kind, e.start + shift, e.seconds, e.axis) for e in events]
-        ranks = gather_objects(mine, self.mesh.world)
-        first = min((start for rank in ranks for _, _, start, *_ in rank), default=0.0)
-        self.tell(
-            {
-                "event": "timeline",
-                "iteration": step.iteration,
-                "seconds": step.seconds,
-                "ranks": [
-                    [[name, kind, round(start - first, 6), round(seconds, 6), axis] for name, kind, start, seconds, axis in r]
-                    for r in ranks
-                ],
-            }
-        )
+        events = sorted(events, key=lambda e: e.seconds)[max(left, 0) :]
+        shift = time.time() - time.monotonic()
+        mine = sorted((e.start + shift, e.seconds, e.name, e.kind, e.axis) for e in events)
+        ranks = gather_objects((spent, mine), self.mesh.world)
+        names = dict.fromkeys(name for of_rank, _ in ranks for name in of_rank)
+        each = {name: [of_rank.get(name, 0.0) for of_rank, _ in ranks] for name in names}
+        self.add({"sections": {name: [min(seconds), max(seconds)] for name, seconds in each.items()}})
+        first = min((found[0][0] for _, found in ranks if found), default=0.0)
+        drawn = [
+            [
+                [name, kind, round(start - first, 6), round(seconds, 6), axis]
+                for start, seconds, name, kind, axis in found
+            ]
+            for _, found in ranks
+        ]
+        self.write({"event": "timeline", "iteration": step.iteration, "seconds": step.seconds, "ranks": drawn})
+
+
+def sections(events: Iterable[trace.Event], seconds: float) -> dict[str, float]:
+    """{section: seconds} of a rank's step that took `seconds`; a span inside another belongs to the outer one."""
+    spent, covered = dict[str, float](), float("-inf")
+    for event in sorted((e for e in events if e.kind == "compute"), key=lambda e: (e.start, -e.end)):
+        if event.end > covered:
+            spent[event.name] = spent.get(event.name, 0.0) + event.seconds
+            covered = event.end
+    waiting = sum(e.seconds for e in events if e.kind == "wait")
+    return {**spent, "other": max(0.0, seconds - sum(spent.values())), "waiting": waiting}
