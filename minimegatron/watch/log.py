@@ -87,7 +87,7 @@ class RunLog:
         self.marks: list[dict[str, Any]] = []
         self.latest: dict[str, dict[str, Any]] = {}
         self.tail: collections.deque[dict[str, Any]] = collections.deque(maxlen=TAIL)
-        self.steps: collections.deque[tuple[int, dict[str, Any]]] = collections.deque(maxlen=TAIL // 6)
+        self.steps: collections.deque[tuple[int, dict[str, Any]]] = collections.deque(maxlen=TAIL // 12)
         self.iteration = self.seq = self.broken = self.not_finite = self._numbers = 0
         self._begins = False
         self.generation += 1
@@ -155,6 +155,8 @@ class RunLog:
         elif event == "end":
             reason = record.get("reason")
             self._say(at, event, f"the run ended{f': {reason}' if reason else ''}", record)
+        elif event == "stragglers":
+            self._add("skew_ms", at, record.get("skew_ms"))
         else:
             self._say(at, event, LINES.get(event, event), record)
         if event not in ("config", "message"):

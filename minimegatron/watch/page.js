@@ -21,6 +21,7 @@ const KNOWN = {  // curve -> title, unit, how a value is written, further curves
   peak_memory_bytes: {title: "memory of rank 0", unit: "peak; thin: now", write: bytes, also: ["memory_bytes"]},
   params_norm: {title: "norm of all weights"},
   "busiest expert": {title: "busiest expert", unit: "times the mean, worst layer"},
+  skew_ms: {title: "skew of ranks", unit: "ms, own work of the slowest above the fastest"},
   epoch: {title: "epoch"},
   loss_scale: {title: "loss scale", quiet: true},
   num_zeros: {title: "zeros in the gradient"},
@@ -161,7 +162,7 @@ function tiles() {
     ["learning rate", t => short(t.learning_rate)],
     ["grad norm, before clipping" + (clip(runs[0]) ? ` to ${clip(runs[0])}` : ""), t => short(t.grad_norm)],
     ["tokens/s", t => short(t.tokens_per_second)], ["samples/s", t => short(t.samples_per_second)],
-    ["step", t => seconds(t.elapsed_ms / 1000)], ["TFLOP/s a rank", t => short(t.tflops_per_gpu)],
+    ["time of a step", t => seconds(t.elapsed_ms / 1000)], ["TFLOP/s a rank", t => short(t.tflops_per_gpu)],
     [peak(runs[0]) ? `MFU, of ${peak(runs[0])} TFLOP/s` : "MFU", t => t.mfu == null ? null : (100 * t.mfu).toFixed(1) + " %"],
     ["memory of rank 0, peak", t => bytes(t.peak_memory_bytes)],
     ["epoch", t => Object.values(t.epochs ?? {}).length ? short(Object.values(t.epochs)[0]) : null],
@@ -232,7 +233,7 @@ function lowest(list, wanted) {  // the first place with a value >= wanted
 
 function ticks(low, high, wanted) {
   const rough = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * ([1, 2, 5, 10].find(f => f * power >= rough) ?? 10), found = [];
+  const step = power * ([1, 2, 2.5, 5, 10].find(f => f * power >= rough) ?? 10), found = [];
   for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9 && found.length < 20; t += step) found.push(Math.abs(t) < step * 1e-9 ? 0 : t);
   return found;
 }
@@ -291,17 +292,17 @@ function draw(chart) {
   let left = Math.min(...xs), right = Math.max(...xs);
   if (view.axis === "step" && view.end) { left = view.first; right = Math.min(view.end, Math.max(...runs.map(run => run.iteration + 1))); }
   if (left === right) { left -= .5; right += .5; }
-  const box = {left: 52, right: width - 8, top: 6, bottom: height - 20};
+  const rows = view.logarithmic ? ticks(bottom, top, 5).map(t => 10 ** t) : ticks(bottom, top, 5), labels = rows.map(chart.write);
+  const box = {left: Math.max(30, ...labels.map(text => g.measureText(text).width + 9)), right: width - 8, top: 6, bottom: height - 20};
   const X = x => box.left + (x - left) / (right - left) * (box.right - box.left);
   const Y = v => box.bottom - (scale(v) - bottom) / (top - bottom) * (box.bottom - box.top);
   chart.box = {...box, first: left, last: right};
 
   g.lineWidth = 1; g.fillStyle = color("--soft"); g.strokeStyle = color("--grid");
-  const rows = view.logarithmic ? ticks(bottom, top, 4).map(t => 10 ** t) : ticks(bottom, top, 4);
   g.textAlign = "right"; g.textBaseline = "middle";
-  for (const t of rows) { line(g, box.left, Y(t), box.right, Y(t)); g.fillText(chart.write(t), box.left - 5, Y(t)); }
+  rows.forEach((t, i) => { line(g, box.left, Y(t), box.right, Y(t)); g.fillText(labels[i], box.left - 5, Y(t)); });
   g.textAlign = "center"; g.textBaseline = "top";
-  for (const t of ticks(left, right, Math.max(2, width / 110))) if (X(t) < box.right - 8) g.fillText(short(t), Math.max(X(t), box.left + 4), box.bottom + 5);
+  for (const t of ticks(left, right, Math.max(3, width / 85))) if (X(t) < box.right - 8) g.fillText(short(t), Math.max(X(t), box.left + 4), box.bottom + 5);
   for (const [k, v, text] of guides(chart)) {
     if (Y(v) < box.top || Y(v) > box.bottom) continue;
     g.setLineDash([6, 4]); g.strokeStyle = color(`--run${k}`); line(g, box.left, Y(v), box.right, Y(v)); g.setLineDash([]);
@@ -517,7 +518,7 @@ function heat(rows, write, logs, tell) {
     g.textBaseline = "middle";
     rows.forEach((row, r) => {
       g.fillStyle = color("--soft"); g.textAlign = "right";
-      if (height >= 10) g.fillText(row.name.replace("decoder.", "").slice(-30), left - 6, (r + .5) * height);
+      if (height >= 10) g.fillText(row.name.replace(/^(decoder|embedding)\./, "").slice(-30), left - 6, (r + .5) * height);
       for (const {x0, x1, value} of row.cells) {
         if (value === null || (logs && value <= 0)) continue;
         g.fillStyle = shade(high > low ? (scale(value) - low) / (high - low) : .5);
@@ -580,7 +581,7 @@ function timelines() {
       fetch(`api/run/${k}/timeline`).then(answer => answer.json()).then(found => { run.steps = found; run.timelineAt = found.iteration; drawn.timeline = null; timelines(); }).catch(() => null).finally(() => { run.fetching = false; });
     }
   });
-  if (!changed("timeline", runs.map(run => [run.timelineAt, run.latest.straggler]))) return;
+  if (!changed("timeline", runs.map(run => [run.timelineAt, run.latest.stragglers]))) return;
   const flag = ["--log-timeline-interval N"];
   at("timeline").replaceChildren(...runs.map((run, k) => titled(run, k, ...(run.steps?.ranks ? pictured(run.steps) : [hint("A timeline is in logs of runs with", ...flag)]))));
   at("ranks").replaceChildren(...runs.map((run, k) => titled(run, k, ...skew(run))));
@@ -619,22 +620,34 @@ function pictured(step) {
     make("div", {className: "legend"}, ...legend.map(([name, ink]) => make("span", {}, make("span", {className: "chip", style: `background: var(${ink})`}), ` ${name}`)))];
 }
 
-// How long each rank computed and how long it waited for others: who computes longest and waits least is the slow one.
+// How long each rank worked itself and how long it waited for others: who works longest and waits least is the slow one.
+// `--log-straggler` writes means over steps, by section; without it the recorded step says it.
 function skew(run) {
-  const nodes = [];
-  if (run.steps?.ranks?.length > 1) {
-    const ranks = run.steps.ranks.map((events, rank) => {
-      const waits = events.filter(e => e[1] === "wait"), spans = outer(events), inside = waits.filter(w => spans.some(s => s[2] <= w[2] && w[2] + w[3] <= s[2] + s[3] + 1e-9));
-      const sum = list => list.reduce((a, e) => a + e[3], 0);
-      return {rank, waiting: sum(waits), computing: sum(spans) - sum(inside)};
-    });
-    const most = Math.max(...ranks.map(r => r.computing + r.waiting)), sorted = ranks.map(r => r.computing).sort((a, b) => a - b), median = sorted[sorted.length >> 1];
-    const slow = ranks.reduce((a, b) => b.computing > a.computing ? b : a);
-    nodes.push(make("p", {className: "note", textContent: `step ${count(run.steps.iteration)}: rank ${slow.rank} computed longest, ${seconds(slow.computing)}, ${(slow.computing / median).toFixed(2)} times the median; dark: computing, pale: waiting for others`}),
-      make("div", {className: "bars"}, ...ranks.flatMap(r => [make("span", {textContent: `rank ${r.rank}`}), make("div", {className: "bar", role: "img", "aria-label": `computing ${seconds(r.computing)}, waiting ${seconds(r.waiting)}`}, make("span", {style: `width: ${100 * r.computing / most}%; background: var(--c0)`}), make("span", {style: `width: ${100 * r.waiting / most}%; background: var(--c4); opacity: .35`})), make("span", {className: "sum", textContent: `${seconds(r.computing)} + ${seconds(r.waiting)}`})])));
-  } else if (run.steps?.ranks) nodes.push(hint("One rank waits for nobody."));
-  else nodes.push(hint("How long each rank computes and waits is in logs of runs with", "--log-timeline-interval N"));
-  return nodes;
+  const told = run.latest.stragglers;
+  if (told) {
+    const n = told.own_total_ms.length, rows = Object.entries(told.own_ms).filter(([, times]) => Math.max(...times) > 0.005 * told.step_ms);
+    const cells = times => times.map((value, r) => ({x0: r / n, x1: (r + 1) / n, value, rank: r}));
+    return [make("p", {className: "note", textContent: `mean of ${told.steps} steps up to ${count(told.iteration)}: own work of the slowest rank ${told.skew_ms.toFixed(1)} ms above the fastest, of ${told.step_ms.toFixed(1)} ms`}),
+      ...told.slow.map(one => make("p", {className: "slow", textContent: `rank ${one.rank} on ${one.host} is slow in ${one.section}: ${one.excess_ms.toFixed(1)} ms a step more than its peers, ${one.when}`})),
+      bars(told.own_total_ms.map((own, r) => ({rank: r, own: own / 1000, waiting: told.wait_total_ms[r] / 1000}))),
+      make("h3", {textContent: "own work by section and rank, ms"}),
+      make("div", {className: "card"}, heat(rows.map(([name, times]) => ({name, cells: cells(times)})), short, false, cell => `rank ${cell.rank}`))];
+  }
+  if (!run.steps?.ranks) return [hint("How long each rank works and waits is in logs of runs with", "--log-straggler", "--log-timeline-interval N")];
+  if (run.steps.ranks.length < 2) return [hint("One rank waits for nobody.")];
+  const ranks = run.steps.ranks.map((events, rank) => {
+    const waits = events.filter(e => e[1] === "wait"), spans = outer(events), inside = waits.filter(w => spans.some(s => s[2] <= w[2] && w[2] + w[3] <= s[2] + s[3] + 1e-9));
+    const sum = list => list.reduce((a, e) => a + e[3], 0);
+    return {rank, waiting: sum(waits), own: sum(spans) - sum(inside)};
+  });
+  const median = ranks.map(r => r.own).sort((a, b) => a - b)[ranks.length >> 1], slow = ranks.reduce((a, b) => b.own > a.own ? b : a);
+  return [make("p", {className: "note", textContent: `step ${count(run.steps.iteration)} alone: rank ${slow.rank} worked longest, ${seconds(slow.own)}, ${(slow.own / median).toFixed(2)} times the median`}), bars(ranks), hint("Means over steps, by section, with", "--log-straggler")];
+}
+function bars(ranks) {
+  const most = Math.max(...ranks.map(r => r.own + r.waiting));
+  return make("div", {className: ranks.length > 12 ? "bars dense" : "bars", title: "dark: own work, pale: waiting for others"}, ...ranks.map(r => make("div", {className: "row"}, make("span", {textContent: `rank ${r.rank}`}),
+    make("div", {className: "bar", role: "img", "aria-label": `own work ${seconds(r.own)}, waiting ${seconds(r.waiting)}`}, make("span", {style: `width: ${100 * r.own / most}%; background: var(--c0)`}), make("span", {style: `width: ${100 * r.waiting / most}%; background: var(--c4); opacity: .35`})),
+    make("span", {className: "sum", textContent: `${seconds(r.own)} + ${seconds(r.waiting)}`}))));
 }
 
 // ------------------------------------------------------------------------------------------------ text

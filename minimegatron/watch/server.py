@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import sys
 import threading
 import time
 from http import HTTPStatus
@@ -39,7 +40,7 @@ FILES = {
 }
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
-SHOWN = ("memory", "straggler", "validation", "test", "end")  # events whose last object the page gets
+SHOWN = ("memory", "stragglers", "validation", "test", "end")  # events whose last object the page gets
 
 
 class Watched:
@@ -53,6 +54,20 @@ class Watched:
     def __init__(self, logs: list[RunLog], predictor: Predictor | None = None) -> None:
         self.logs, self.predictor = logs, predictor
         self._reading = [threading.Lock() for _ in logs]
+        for number in range(len(logs)):
+            threading.Thread(target=self._catch_up, args=(number,), daemon=True).start()
+
+    def _catch_up(self, number: int) -> None:
+        """Read what is there already, a moment at a time, so that a page need not wait for all of it."""
+        log, behind = self.logs[number], True
+        while behind:
+            with self._reading[number]:
+                try:
+                    log.read(0.1)
+                except MinimegatronError:  # whoever asks is told
+                    return
+                behind = log.behind
+            time.sleep(0.002)
 
     def answer(self, path: str, asked: dict[str, int]) -> Any:
         """The JSON of a path; None if there is no such path.
@@ -69,7 +84,7 @@ class Watched:
         with self._reading[number]:
             log = self.logs[number]
             if words[3:] == []:
-                log.read()
+                log.read(0.05)
                 return self._news(log, asked)
             if words[3:4] == ["layers"] and words[4:] in ([kind] for kind in LAYERS):
                 return log.layers(words[4], first=asked.get("first", 0), end=asked.get("end", 0))
@@ -198,6 +213,11 @@ class Server(ThreadingHTTPServer):
             taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             what = "is taken by another program" if taken else f"cannot be used: {error}"
             raise ConfigError(f"port {port} {what}", fix="--port N, or --port 0 for one that is free") from None
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes a connection is no error of ours."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:

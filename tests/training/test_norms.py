@@ -15,6 +15,7 @@ from minimegatron.trace import Event
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.observers.norms import Norms, in_order, layer_of
 from minimegatron.training.observers.timeline import sections
+from minimegatron.watch.log import RunLog
 from tests.mock_data import small_trainer
 from tests.thorough import mostly_thorough
 from tests.training.test_experts import scalars
@@ -124,6 +125,11 @@ def test_every_log_gets_the_steps_that_were_asked_for(tmp_path: Path, capsys: An
     assert sum(most for _, most in spent.values()) - spent["waiting"][1] == pytest.approx(timeline["seconds"])
     assert records[-1]["event"] == "end" and any("grad norm, below" in r.get("text", "") for r in records)
     assert values["time/forward max"] == pytest.approx(spent["forward"][1])
+    watched = RunLog(log)
+    watched.read()
+    curves = watched.curves()["curves"]
+    assert curves["lm loss"]["at"] == [1, 2, 3] and curves["params_norm"]["mean"][-1] > 0 and watched.ended
+    assert list(watched.layers("gradient")) == list(steps[1]["norms"]) and watched.broken == watched.not_finite == 0
 
 
 def test_a_span_inside_another_is_counted_once_and_waiting_beside_it():

@@ -62,6 +62,18 @@ def timeline(i: int, ranks: int, microbatches: int, noise: random.Random, slow: 
     return {"event": "timeline", "iteration": i, "seconds": 0.4, "ranks": drawn}
 
 
+def stragglers(i: int, ranks: int, slow: int) -> dict[str, Any]:
+    own = {"data": [2.0] * ranks, "forward": [60.0] * ranks, "backward": [120.0] * ranks, "optimizer": [12.0] * ranks}
+    own["forward"][slow] = 95.0
+    totals = [sum(times[r] for times in own.values()) for r in range(ranks)]
+    one = {"rank": slow, "host": "node3", "section": "forward", "own_ms": 95.0, "peers_ms": 60.0, "excess_ms": 35.0}
+    return {
+        "event": "stragglers", "iteration": i, "steps": 100, "step_ms": 240.0, "own_ms": own,
+        "wait_ms": {}, "own_total_ms": totals, "wait_total_ms": [240.0 - t for t in totals], "skew_ms": 35.0 + i % 7,
+        "hosts": ["node3"] * ranks, "slow": [one | {"slow_steps": 99, "steps": 100, "when": "always"}],
+    }  # fmt: skip
+
+
 def records(
     steps: int, *, world: int = 1, layers: int = 0, seed: int = 0, first: int = 1, flags: str = "", lr: float = 1e-3
 ) -> Iterator[dict[str, Any]]:
@@ -78,6 +90,8 @@ def records(
             yield {"event": "validation", "iteration": i, "losses": {"lm loss": record["losses"]["lm loss"] + 0.1}}
         if i % max(1, steps // 10) == 0:
             yield timeline(i, world, 4, noise, world // 2)
+            if world > 4:
+                yield stragglers(i, world, world // 2)
     yield {"event": "end", "time": BEGAN + 0.25 * train_iters, "iteration": train_iters, "reason": ""}
 
 

@@ -112,10 +112,14 @@ class Metrics(Observer):
         """Add fields to the next line of the log, for the sinks; `params_norm` is printed, too."""
         self._added |= found
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Write an object of its own to the log file; it has an `event`, a name."""
+    def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
+        """Hand numbers to every sink, on the rank that prints."""
         for sink in self.sinks:
-            sink.log({}, record, record.get("iteration", 0))
+            sink.log(tags, record, iteration)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write an object of its own to the log file alone; its `event` is a name."""
+        self.log({}, record, record.get("iteration", 0))
 
     def _forget(self) -> None:
         self.steps = self.counted = self.skipped = self.nan = self.samples = 0
@@ -191,8 +195,7 @@ class Metrics(Observer):
         }
         self._added = {}
         self._print(format_step(record))
-        for sink in self.sinks:
-            sink.log(step_tags(record) | self.more_tags(), record, iteration)
+        self.log(step_tags(record) | self.more_tags(), record, iteration)
 
     def validation(self, losses: dict[str, float], iteration: int, split: str = "validation", where: str = "") -> None:
         """Print the losses of an evaluation as Megatron does, and feed the sinks.
@@ -210,8 +213,7 @@ class Metrics(Observer):
         record = {"event": split, "iteration": iteration, "losses": losses}
         tags = {f"{name} {split}": value for name, value in losses.items()}
         tags |= {f"{name} {split} ppl": perplexity(value) for name, value in losses.items() if of_tokens(name)}
-        for sink in self.sinks:
-            sink.log(tags, record, iteration)
+        self.log(tags, record, iteration)
 
     def experts(self, reports: Sequence[StepReport], iteration: int) -> None:
         """Print how evenly experts were loaded in these steps (`layers/moe/placement`); nothing without experts."""
@@ -222,8 +224,7 @@ class Metrics(Observer):
         if trace.recording():
             now = time.monotonic()
             trace.emit("experts", "mark", now, now, note=table(loads))
-        for sink in self.sinks:
-            sink.log(summary_tags(loads), {"iteration": iteration, **summary_record(loads)}, iteration)
+        self.log(summary_tags(loads), {"iteration": iteration, **summary_record(loads)}, iteration)
 
     def close(self) -> None:
         for sink in self.sinks:
