@@ -130,6 +130,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD."""
 
     protocol_version, timeout = "HTTP/1.1", 60.0
+    disable_nagle_algorithm, wbufsize = True, 1 << 16  # an answer leaves as a whole, and at once
     server: Server
 
     def do_GET(self) -> None:

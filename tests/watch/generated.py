@@ -11,14 +11,15 @@ from typing import Any
 
 from minimegatron.training.arguments import parse_args
 
-FLAGS = "--preset laptop-10m --mock-data --seq-length 256 --global-batch-size 8 --micro-batch-size 2 --lr 1e-3"
+FLAGS = "--preset laptop-10m --mock-data --seq-length 256 --global-batch-size 8 --micro-batch-size 1 --lr 1e-3"
 BEGAN = 1.7e9
 
 
 def config(flags: str = "", world: int = 1, train_iters: int = 100_000, device: str = "cpu") -> dict[str, Any]:
     machine = {"world_size": world, "device": device, "device_name": "", "peak_tflops": None}
     machine |= {"train_iters": train_iters, "time": BEGAN}
-    return {"event": "config", "machine": machine, **parse_args([*FLAGS.split(), *flags.split()], world).to_dict()}
+    flags = f"{FLAGS} --global-batch-size {max(8, world)} {flags}"
+    return {"event": "config", "machine": machine, **parse_args(flags.split(), world).to_dict()}
 
 
 def step(i: int, noise: random.Random, train_iters: int = 100_000, lr: float = 1e-3) -> dict[str, Any]:
