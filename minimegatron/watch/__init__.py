@@ -12,5 +12,5 @@ that ended, or was copied from another machine, is watched in the same way.
 | `log`       | reads a log as it grows: steps that repeat after a resume, broken lines, a file that is replaced |
 | `predicted` | the planner's figures for the configuration of a log                                        |
 | `server`    | HTTP on 127.0.0.1, which reads and never writes                                              |
-| `page.*`    | the page; it asks no other machine for anything                                              |
+| `*.html`, `*.css`, `*.js` | the page; it asks no other machine for anything                                  |
 """

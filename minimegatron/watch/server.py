@@ -2,7 +2,7 @@
 
 | path                     | answer                                                                                   |
 |--------------------------|------------------------------------------------------------------------------------------|
-| `/`, `/page.js`, `/page.css` | the page                                                                             |
+| `/`, `/page.css`, `/*.js` | the page                                                                                |
 | `/api/runs`              | names of the runs                                                                        |
 | `/api/run/K?...`         | what is new in run K: its state, curves from `since` on, lines after number `lines`      |
 | `/api/run/K/layers/KIND` | norms by layer: of `gradient`, `weights`, `update`                                        |
@@ -33,11 +33,8 @@ from minimegatron.errors import ConfigError, MinimegatronError, require
 from minimegatron.watch.log import LAYERS, RunLog
 from minimegatron.watch.predicted import Predictor
 
-FILES = {
-    "/": ("page.html", "text/html"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/page.css": ("page.css", "text/css"),
-}
+FILES = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css")}
+FILES |= {f"/{name}": (name, "text/javascript") for name in ("page.js", "curves.js", "panels.js")}
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
 SHOWN = ("memory", "stragglers", "validation", "test", "end")  # events whose last object the page gets

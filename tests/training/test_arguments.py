@@ -253,6 +253,7 @@ def test_query_groups_without_their_switch_are_said_aloud():
         ("--attention-backend te --attention-dropout 0", "pip install 'transformer-engine[pytorch]'"),
         ("--tensor-model-parallel-size 2", "cannot be divided"),
         ("--wandb-project x", "pip install wandb"),
+        ("--trackio-project x", "pip install trackio"),
         ("--lr-warmup-iters 200", "does not end before the decay"),
         ("--train-samples 3 --global-batch-size 4", "do not fill a global batch of 4"),
         ("--split 1,x", "is not one to three shares"),

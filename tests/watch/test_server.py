@@ -82,7 +82,7 @@ def test_it_reads_only_and_answers_this_machine_alone(tmp_path):
         assert page.status == 200 and b"<script src" in page.body  # type: ignore[attr-defined]
         policy = page.headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'") and "http" not in policy
-        for name in ("/page.js", "/page.css"):
+        for name in ("/page.js", "/curves.js", "/panels.js", "/page.css"):
             answer = client.ask(name)
             assert answer.status == 200 and b"http" not in answer.body.replace(b"http://127", b"")  # type: ignore[attr-defined]
         assert client.ask("/", Host="evil.example").status == 403
