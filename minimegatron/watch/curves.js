@@ -188,7 +188,8 @@ function draw(chart) {
     left -= 0.5;
     right += 0.5;
   }
-  const rows = view.logarithmic ? ticks(bottom, top, 5).map(t => 10 ** t) : ticks(bottom, top, 5),
+  const unit = chart.write === bytes && !view.logarithmic ? 2 ** 20 : 1;
+  const rows = ticks(bottom / unit, top / unit, 5).map(t => (view.logarithmic ? 10 ** t : t * unit)),
     labels = rows.map(chart.write);
   const box = {
     left: Math.max(30, ...labels.map(text => g.measureText(text).width + 9)),

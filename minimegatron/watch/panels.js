@@ -469,7 +469,7 @@ function skew(run) {
     const sum = list => list.reduce((a, e) => a + e[3], 0);
     return {rank, waiting: sum(waits), own: sum(spans) - sum(inside)};
   });
-  const median = ranks.map(r => r.own).sort((a, b) => a - b)[ranks.length >> 1],
+  const median = ranks.map(r => r.own).sort((a, b) => a - b)[(ranks.length - 1) >> 1],
     slow = ranks.reduce((a, b) => (b.own > a.own ? b : a));
   return [
     make("p", {

@@ -40,7 +40,7 @@ def opened(port: int, size: str = "desktop", scheme: str = "light") -> Iterator[
         chromium = playwright.chromium.launch(executable_path=browser.chromium(), headless=True, args=browser.FLAGS)
         width, height = SIZES[size]
         page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(30_000)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
         page.on("request", lambda r: None if r.url.startswith((home, "data:")) else wrong.append(r.url))
@@ -105,6 +105,7 @@ def test_keys_mouse_and_a_run_that_goes_on(tmp_path: Path) -> None:
         page.wait_for_function("() => view.end > 0 && view.end - view.first < 120")
         canvas.dblclick()
         page.wait_for_function("() => view.end === 0")
+        page.mouse.move(5, 5)
         canvas.focus()
         page.keyboard.press("ArrowLeft")
         page.wait_for_function("() => view.cursor > 350 && !document.getElementById('tip').hidden")
