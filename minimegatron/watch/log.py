@@ -93,9 +93,14 @@ class RunLog:
         self.generation += 1
 
     @property
+    def unread(self) -> int:
+        """Bytes that are still to be read."""
+        return self.size - self._offset
+
+    @property
     def behind(self) -> bool:
-        """Whether there is more to read."""
-        return self._offset < self.size
+        """Whether there are such."""
+        return self.unread > 0
 
     @property
     def ended(self) -> bool:

@@ -102,7 +102,7 @@ class Watched:
         timeline = log.latest.get("timeline")
         return {
             "generation": log.generation,
-            "read": [log.size - log._offset, log.size],
+            "read": [log.unread, log.size],
             "iteration": log.iteration,
             "train_iters": latest.get("train", {}).get("train_iters") or config.get("machine", {}).get("train_iters"),
             "age": max(0.0, time.time() - log.changed),
