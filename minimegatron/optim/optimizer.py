@@ -144,9 +144,9 @@ class MixedPrecisionOptimizer:
             return StepResult(True, norm / scale, int(num_zeros) if log_zeros else None, False, scale)
 
     def weights(self, params: Sequence[MainParam]) -> list[torch.Tensor]:
-        """Copies in fp32 of what the update of these parameters moves: main parameters, in whatever form they are
-        kept."""
-        return [self._update.tensors(p).get("fp32_param", p.main).detach().float().clone() for p in params]
+        """What the update of these parameters moves, in fp32: main parameters, or copies of those that are kept in another
+        form."""
+        return [self._update.tensors(p).get("fp32_param", p.main).detach().float() for p in params]
 
     def squares(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sum of squares of each tensor, [n] in fp64, by the kernel of the gradient's norm."""

@@ -90,6 +90,8 @@ def test_weights_and_updates_are_those_of_the_main_parameters(more: str) -> None
         size = math.hypot(*(before[n].norm().item() for n in names))
         moved = math.hypot(*((after[n] - before[n]).norm().item() for n in names))
         assert weights == pytest.approx(size, rel=1e-6) and ratio == pytest.approx(moved / size, rel=1e-5) and ratio > 0
+    together = math.hypot(*(grad for grad, _, _ in told["norms"].values()))
+    assert together == pytest.approx(trainer.history[0].grad_norm, rel=1e-5), "without the loss scale"
     assert told["params_norm"] == pytest.approx(math.hypot(*(w.norm().item() for w in before.values())), rel=1e-6)
 
 

@@ -21,6 +21,7 @@ Megatron-LM: `training_log` and `evaluate_and_print_results` in `megatron/traini
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import resource
 import sys
@@ -42,6 +43,7 @@ from minimegatron.training.observers import Observer, Step
 from minimegatron.training.observers.sinks import Sink, open_sinks
 from minimegatron.training.reports import StepReport
 
+OWNERS_EVERY = 100  # lines; to look for all tensors that last takes milliseconds
 LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
 
 
@@ -96,8 +98,15 @@ class Metrics(Observer):
         self.epochs: Callable[[int], dict[str, float]] = lambda samples: {}  # {name: epochs that so many samples are}
         self.owners: Callable[[], dict[str, int]] = dict  # {owner: bytes that last from step to step}
         self._added: dict[str, Any] = {}
+        self._owned: dict[str, int] = {}
+        self.lines = 0
         self.recent: deque[StepReport] = deque(maxlen=WINDOW)
         self._forget()
+
+    @functools.cached_property
+    def sample_flops(self) -> float:
+        """Model FLOPs of a sample, forward and backward."""
+        return step_flops(self.model, 1, self.seq_length)
 
     def say(self, text: str) -> None:
         """Print a line, on the rank that prints; the log file gets it, too."""
@@ -164,7 +173,10 @@ class Metrics(Observer):
     def _report(self, last: StepReport, iteration: int, consumed_samples: int, batch_size: int) -> None:
         if not self.speaks:
             return
-        flops = step_flops(self.model, self.samples, self.seq_length) / self.seconds / self.world_size
+        flops = self.samples * self.sample_flops / self.seconds / self.world_size
+        if self.lines % OWNERS_EVERY < 2:  # after the first step, and the second, nothing comes that lasts
+            self._owned = self.owners()
+        self.lines += 1
         record: dict[str, Any] = {
             "event": "train",
             "time": time.time(),
@@ -187,7 +199,7 @@ class Metrics(Observer):
             "counted_tokens": last.num_tokens,
             "memory_bytes": memory_bytes(self.device),
             "peak_memory_bytes": peak_memory_bytes(self.device),
-            "memory_by_owner": self.owners(),
+            "memory_by_owner": self._owned,
             "mfu": flops / 1e12 / self.peak if self.peak else None,
             "experts": [dataclasses.asdict(layer) for layer in last.experts],
             "expert_ranks": self.expert_ranks,

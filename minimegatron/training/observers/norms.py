@@ -97,11 +97,12 @@ class Norms(Observer):
         table = torch.zeros(3, len(self.layers), dtype=torch.float64, device=self.mesh.device)
         weights = self.optimizer.weights(counted)
         self._add(table, WEIGHT, counted, weights)
+        weights = [weight.clone() for weight in weights] if wholly else []
         if wholly:
             pairs = [(p, grad) for p in counted if (grad := p.read_grad()) is not None]
             self._add(table, GRAD, [p for p, _ in pairs], [grad for _, grad in pairs])
             table[GRAD] /= self.optimizer.loss_scale**2
-        self._seen = wholly, counted, weights if wholly else [], table
+        self._seen = wholly, counted, weights, table
 
     def after_step(self, step: Step) -> None:
         if self._seen is None:
