@@ -144,7 +144,7 @@ class MixedPrecisionOptimizer:
             return StepResult(True, norm / scale, int(num_zeros) if log_zeros else None, False, scale)
 
     def weights(self, params: Sequence[MainParam]) -> list[torch.Tensor]:
-        """What the update of these parameters moves, in fp32: main parameters, or copies of those that are kept in another
+        """What the update of these parameters moves, in fp32: main parameters, or copies where they are kept in another
         form."""
         return [self._update.tensors(p).get("fp32_param", p.main).detach().float() for p in params]
 
