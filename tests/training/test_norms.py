@@ -14,7 +14,7 @@ from minimegatron.layers.param import logical_parameters
 from minimegatron.trace import Event
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.observers.norms import Norms, in_order, layer_of
-from minimegatron.training.observers.timeline import sections
+from minimegatron.training.observers.timeline import Timeline, sections
 from minimegatron.watch.log import RunLog
 from tests.mock_data import small_trainer
 from tests.thorough import mostly_thorough
@@ -42,6 +42,27 @@ def norms_of(line: str, world: int = 1) -> tuple[Found, list[float | None]]:
 
 def on_rank(rank: int, world: int, line: str) -> tuple[Found, list[float | None]]:
     return norms_of(line, world)
+
+
+def timeline_on_rank(rank: int, world: int) -> list[dict[str, Any]]:
+    trainer = trainer_of(f"{LINE} {PP2} --log-timeline-interval 2", world)
+    told: list[dict[str, Any]] = []
+    observer = next(o for o in trainer.observers if isinstance(o, Timeline))
+    observer.add = observer.write = told.append
+    trainer.train()
+    return told
+
+
+def test_a_timeline_has_every_rank(ranks: Any) -> None:
+    for line, drawn in ranks(2).run(timeline_on_rank):
+        assert drawn["iteration"] == 2 and len(drawn["ranks"]) == 2
+        for events in drawn["ranks"]:
+            names = [name for name, kind, *_ in events if kind == "compute"]
+            assert names.count("F") == names.count("B") == 4, "four microbatches"
+            assert all(0 <= start <= 60 and seconds >= 0 for _, _, start, seconds, _ in events)
+            assert any(kind == "comm" and axis == "pp" for _, kind, _, _, axis in events)
+        assert line["sections"].keys() >= {"F", "B", "optimizer_step", "other", "waiting"}
+        assert all(least <= most for least, most in line["sections"].values())
 
 
 LAYOUTS = [
