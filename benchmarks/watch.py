@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import resource
 import shutil
 import statistics
@@ -40,8 +41,8 @@ LINE = "--preset laptop-10m --mock-data --seq-length 256 --global-batch-size 8 -
 TINY = "--mock-data --hidden-size 64 --num-attention-heads 4 --seq-length 64 --global-batch-size 4 --lr 1e-3"
 
 
-def observers(smoke: bool) -> None:
-    """Print what each observer costs."""
+def observers(smoke: bool, steps: int) -> None:
+    """Print what each observer costs, in so many steps."""
     import torch
 
     from minimegatron import trace
@@ -49,7 +50,6 @@ def observers(smoke: bool) -> None:
     from tests.mock_data import small_trainer
 
     torch.set_num_threads(1)
-    steps = 4 if smoke else 14
     spent: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         every = "--log-interval 1 --log-norms-interval 1 --log-timeline-interval 1"
@@ -59,16 +59,17 @@ def observers(smoke: bool) -> None:
             for method in ("before_step", "before_update", "after_step"):
                 taken = functools.partial(_timed, getattr(observer, method), spent[type(observer).__name__])
                 setattr(observer, method, taken)
-        begun = time.process_time()
+        first, marks = trainer.observers[0], list[float]()
+        first.before_step = functools.partial(_noted, first.before_step, marks)
         with contextlib.redirect_stdout(None):
             trainer.train()
-        whole = time.process_time() - begun
         trainer.close()
         log = RunLog(Path(folder, "run.jsonl"))
         log.read(60)
         count = len(log.latest["timeline"]["ranks"][0])
-    step = (whole - sum(map(sum, spent.values()))) / steps
-    print(f"a step: {step:.4f} CPU-s")
+    watching = sum(map(sum, spent.values())) / steps
+    step = statistics.median(b - a for a, b in itertools.pairwise(marks[1:])) - watching
+    print(f"a step: {step:.4f} CPU-s without observers")
     one = _event(trace)
     share = 0.0
     for name, interval in USUAL.items():
@@ -79,6 +80,11 @@ def observers(smoke: bool) -> None:
         print(f"{name}: {1000 * each:.2f} CPU-ms in a step that it looks at ({each / step:.2%} of it), "
               f"every {interval}: {each / interval / step:.4%} of a run")  # fmt: skip
     print(f"all of them: {share:.3%} of a run (a timeline has {count} events of {1e6 * one:.1f} CPU-us)")
+
+
+def _noted(call: Any, into: list[float], *args: Any) -> None:
+    into.append(time.process_time())
+    call(*args)
 
 
 def _timed(call: Any, into: list[float], *args: Any) -> Any:
@@ -177,9 +183,10 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.watch", description="What watching costs.")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     parser.add_argument("--only", choices=("run", "page"))
+    parser.add_argument("--steps", type=int, default=14, help="that are trained, the first of which does not count")
     options = parser.parse_args()
     if options.only != "page":
-        observers(options.smoke)
+        observers(options.smoke, 4 if options.smoke else options.steps)
     if options.only == "run":
         return
     steps, ranks, layers = (2000, 8, 4) if options.smoke else (100_000, 64, 64)

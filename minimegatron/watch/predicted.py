@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minimegatron.errors import MinimegatronError
+from minimegatron.launch.procs import die_with_parent
 
 SECONDS = 600.0
 SECTIONS = ("model", "parallel", "optimizer", "data", "training")
@@ -126,7 +128,9 @@ def predict(config: Mapping[str, Any], cluster_name: str | None) -> dict[str, An
 
 
 def main() -> None:
-    """Answer the question on the standard input, after whatever trains on this machine."""
+    """Answer the question on the standard input, after whatever trains on this machine, and not longer than it is
+    awaited."""
+    die_with_parent(signal.SIGKILL)
     os.nice(10)
     question = json.load(sys.stdin)
     try:
