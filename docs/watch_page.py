@@ -1,8 +1,8 @@
-"""The picture of `minimegatron watch` for the documents: two runs that are trained for it, in a browser.
+"""The picture of `minimegatron watch` for the documents: a run that is trained for it, in a browser.
 
-    python docs/watch_page.py              some two minutes of a core; needs playwright, and a Chromium of the system
+    python docs/watch_page.py              some 70 CPU-seconds; needs playwright, and a Chromium of the system
 
-Both train a small model on two ranks for 200 steps, with another learning rate.
+It trains a small model on two ranks for 120 steps.
 """
 
 from __future__ import annotations
@@ -22,45 +22,48 @@ from minimegatron.watch.predicted import Predictor  # noqa: E402
 from minimegatron.watch.server import Server, Watched  # noqa: E402
 from tests.notebooks.browser import FLAGS, chromium, missing  # noqa: E402
 
-FLAGS_OF_RUN = """--mock-data --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 256
-    --global-batch-size 8 --micro-batch-size 4 --tensor-model-parallel-size 2 --sequence-parallel --train-iters 200
-    --lr-warmup-iters 20 --eval-interval 25 --eval-iters 2 --log-norms-interval 5 --log-timeline-interval 50
-    --log-memory-interval 100"""
+RUN = """--mock-data --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 256
+    --global-batch-size 8 --micro-batch-size 4 --tensor-model-parallel-size 2 --sequence-parallel --train-iters 120
+    --lr 1e-3 --lr-warmup-iters 20 --eval-interval 20 --eval-iters 2 --log-norms-interval 5 --log-timeline-interval 40
+    --log-memory-interval 60"""
 
 
-def train(folder: Path, rate: str) -> Path:
-    """Train a run; returns its log."""
-    log = folder / f"lr-{rate}" / "run.jsonl"
+def train(log: Path) -> None:
+    """Train the run; it writes its log there."""
     command = [sys.executable, "-m", "minimegatron", "torchrun", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "minimegatron", "train", *FLAGS_OF_RUN.split(), "--lr", rate, "--log-file", str(log)]
+    command += ["-m", "minimegatron", "train", *RUN.split(), "--log-file", str(log)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, check=True, cwd=folder, env=environment, stdout=subprocess.DEVNULL, timeout=1200)
-    return log
+    subprocess.run(command, check=True, cwd=log.parent, env=environment, stdout=subprocess.DEVNULL, timeout=1200)
+
+
+def picture(log: Path, path: Path) -> None:
+    """Open the page of a log, and take a picture of all but its text."""
+    from playwright.sync_api import sync_playwright
+
+    with Server(Watched([RunLog(log)], Predictor()), 0) as server, sync_playwright() as playwright:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
+        page.set_default_timeout(600_000)
+        page.goto(server.address)
+        page.wait_for_function("() => runs.length && runs.every(r => r.predicted && !r.predicted.pending && r.steps)")
+        page.select_option("#smooth", "10")
+        page.wait_for_timeout(3000)
+        page.evaluate("document.querySelectorAll('#h-log, #h-config').forEach(h => h.parentNode.remove())")
+        page.screenshot(path=str(path), full_page=True)
+        browser.close()
+        server.shutdown()
 
 
 def main() -> int:
     if lack := missing():
         print(f"skipped: {lack}")
         return 0
-    from playwright.sync_api import sync_playwright
-
     with tempfile.TemporaryDirectory() as folder:
-        logs = [RunLog(train(Path(folder), rate)) for rate in ("1e-3", "4e-3")]
-        with Server(Watched(logs, Predictor()), 0) as server, sync_playwright() as playwright:
-            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-            browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
-            page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
-            page.set_default_timeout(300_000)
-            page.goto(server.address)
-            page.wait_for_function(
-                "() => runs.length && runs.every(r => r.predicted && !r.predicted.pending && r.steps)"
-            )
-            page.select_option("#smooth", "10")
-            page.wait_for_timeout(3000)
-            page.evaluate("document.querySelectorAll('#h-log, #h-config').forEach(h => h.parentNode.remove())")
-            page.screenshot(path=str(ROOT / "docs/images/watch.png"), full_page=True)
-            browser.close()
-            server.shutdown()
+        log = Path(folder, "small", "run.jsonl")
+        log.parent.mkdir()
+        train(log)
+        picture(log, ROOT / "docs/images/watch.png")
     print("docs/images/watch.png")
     return 0
 

@@ -345,6 +345,17 @@ function outer(events) {
     });
 }
 
+function covered(events) {
+  // seconds in which at least one of the events was going on
+  let sum = 0,
+    until = -Infinity;
+  for (const [, , start, length] of events.sort((a, b) => a[2] - b[2])) {
+    sum += Math.max(0, start + length - Math.max(start, until));
+    until = Math.max(until, start + length);
+  }
+  return sum;
+}
+
 function pictured(step) {
   const ranks = step.ranks,
     lane = ranks.length > 32 ? 10 : ranks.length > 8 ? 16 : 26,
@@ -464,10 +475,8 @@ function skew(run) {
   if (run.steps.ranks.length < 2) return [hint("One rank waits for nobody.")];
   const ranks = run.steps.ranks.map((events, rank) => {
     const waits = events.filter(e => e[1] === "wait"),
-      spans = outer(events),
-      inside = waits.filter(w => spans.some(s => s[2] <= w[2] && w[2] + w[3] <= s[2] + s[3] + 1e-9));
-    const sum = list => list.reduce((a, e) => a + e[3], 0);
-    return {rank, waiting: sum(waits), own: sum(spans) - sum(inside)};
+      waiting = covered(waits);
+    return {rank, waiting, own: covered([...outer(events), ...waits]) - waiting};
   });
   const median = ranks.map(r => r.own).sort((a, b) => a - b)[(ranks.length - 1) >> 1],
     slow = ranks.reduce((a, b) => (b.own > a.own ? b : a));

@@ -60,8 +60,8 @@ def test_a_timeline_has_every_rank(ranks: Any) -> None:
             names = [name for name, kind, *_ in events if kind == "compute"]
             assert names.count("F") == names.count("B") == 4, "four microbatches"
             assert all(0 <= start <= 60 and seconds >= 0 for _, _, start, seconds, _ in events)
-            assert any(kind == "comm" and axis == "pp" for _, kind, _, _, axis in events)
-        assert line["sections"].keys() >= {"F", "B", "optimizer_step", "other", "waiting"}
+            assert {kind for _, kind, *_, axis in events if axis == "pp"} == {"comm", "wait"}
+        assert line["sections"].keys() >= {"F", "B", "optimizer_step", "other"} and line["sections"]["waiting"][0] > 0
         assert all(least <= most for least, most in line["sections"].values())
 
 
@@ -160,7 +160,12 @@ def test_a_span_inside_another_is_counted_once_and_waiting_beside_it():
         return Event(name, kind, 0, start, end)
 
     events = [event("ring step", "compute", 1.0, 2.0), event("forward", "compute", 0.0, 4.0)]
-    events += [event("wait", "wait", 1.5, 2.0), event("forward", "compute", 5.0, 6.0), event("mark", "mark", 0.0, 9.0)]
+    events += [
+        event("wait", "wait", 1.5, 2.0),
+        event("wait", "wait", 1.6, 1.8),
+        event("forward", "compute", 5.0, 6.0),
+        event("mark", "mark", 0.0, 9.0),
+    ]
     assert sections(events, 8.0) == {"forward": 5.0, "other": 3.0, "waiting": 0.5}
 
 

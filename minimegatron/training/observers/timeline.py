@@ -13,7 +13,7 @@ the step gets `sections`, {section: [least, most seconds of a rank]}, in all log
 | `forward`, `backward`; `F`, `B`, `W` | passes of all microbatches; in a pipeline its actions                    |
 | `optimizer_step`                    | norm, update, messages of weights                                         |
 | `other`                             | the rest of the step: sums of gradients at its end, losses, the host      |
-| `waiting`                           | for messages; it is a part of the others                                  |
+| `waiting`                           | in calls of communication, for other ranks; it is a part of the others    |
 
 Times are those of the host: on a GPU an event ends when its operations are launched. Ranks of one machine share a
 clock; those of several are as far apart as the clocks of their machines. A step of more than `MOST` events keeps the
@@ -26,16 +26,35 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from minimegatron import trace
+from minimegatron.comm import async_ops
 from minimegatron.comm.agree import gather_objects
 from minimegatron.comm.mesh import Mesh
 from minimegatron.training.observers import Observer, Step
 
 MOST = 1 << 15  # events of all ranks
-KINDS = ("compute", "comm", "wait")
+KINDS = ("compute", "comm")
+
+
+class Blocked(async_ops.Observer):
+    """Notes when this rank is blocked in a communication: while it issues one, and while it waits for it."""
+
+    def __init__(self) -> None:
+        self.events: list[trace.Event] = []
+        self._since: dict[int, float] = {}
+
+    def issue(self, work: async_ops.Work) -> None:
+        self._since[id(work)] = time.monotonic()
+
+    def issued(self, work: async_ops.Work) -> None:
+        start = self._since.pop(id(work), None)
+        if start is not None:
+            self.events.append(trace.Event("wait", "wait", 0, start, time.monotonic(), work.axis.name))
+
+    wait, waited = issue, issued
 
 
 class Timeline(Observer):
@@ -57,6 +76,7 @@ class Timeline(Observer):
     ) -> None:
         self.mesh, self.interval, self.add, self.write = mesh, interval, add, write
         self._log: trace.Log | None = None
+        self._blocked = Blocked()
 
     def during_step(self, done: int) -> contextlib.AbstractContextManager[None]:
         if self.interval is None or (done + 1) % self.interval:
@@ -65,14 +85,19 @@ class Timeline(Observer):
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
-        with trace.record(self.mesh.rank) as self._log:
-            yield
+        self._blocked = Blocked()
+        async_ops.add_observer(self._blocked)
+        try:
+            with trace.record(self.mesh.rank) as self._log:
+                yield
+        finally:
+            async_ops.remove_observer(self._blocked)
 
     def after_step(self, step: Step) -> None:
         log, self._log = self._log, None
         if log is None or step.report is None:
             return
-        events = [e for e in log.events if e.kind in KINDS]
+        events = [e for e in log.events if e.kind in KINDS] + self._blocked.events
         spent = sections(events, step.seconds)
         left = len(events) - MOST // self.mesh.world.size
         events = sorted(events, key=lambda e: e.seconds)[max(left, 0) :]
@@ -93,12 +118,15 @@ class Timeline(Observer):
         self.write({"event": "timeline", "iteration": step.iteration, "seconds": step.seconds, "ranks": drawn})
 
 
-def sections(events: Iterable[trace.Event], seconds: float) -> dict[str, float]:
+def sections(events: Sequence[trace.Event], seconds: float) -> dict[str, float]:
     """{section: seconds} of a rank's step that took `seconds`; a span inside another belongs to the outer one."""
     spent, covered = dict[str, float](), float("-inf")
     for event in sorted((e for e in events if e.kind == "compute"), key=lambda e: (e.start, -e.end)):
         if event.end > covered:
             spent[event.name] = spent.get(event.name, 0.0) + event.seconds
             covered = event.end
-    waiting = sum(e.seconds for e in events if e.kind == "wait")
+    waiting, until = 0.0, float("-inf")
+    for event in sorted((e for e in events if e.kind == "wait"), key=lambda e: e.start):
+        waiting += max(0.0, event.end - max(event.start, until))
+        until = max(until, event.end)
     return {**spent, "other": max(0.0, seconds - sum(spent.values())), "waiting": waiting}
