@@ -152,12 +152,15 @@ class OpRecorder(TorchDispatchMode):
             return wait(work, *args, **kwargs)
 
         setattr(Work, "wait", noted)  # noqa: B010  mypy forbids the assignment
+        self._resize, resized = torch.UntypedStorage.resize_, self._resized
+        torch.UntypedStorage.resize_ = lambda storage, size: resized(storage, size)  # type: ignore[method-assign]
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         setattr(Work, "wait", self._wait)  # noqa: B010
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._recorder.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -203,6 +206,16 @@ class OpRecorder(TorchDispatchMode):
         self._held += nbytes
         self.peak = max(self.peak, self._held)
         weakref.finalize(storage, self._release, address).atexit = False
+
+    def _resized(self, storage: torch.UntypedStorage, size: int) -> Any:
+        """Resize a storage. FSDP frees weights so while autograd keeps the tensor, and takes the memory again."""
+        before, counted = storage.nbytes(), self._storages.get(storage._cdata)
+        result = self._resize(storage, size)
+        if counted is not None and (counted or not before):  # 0 with memory: it was given
+            self._storages[storage._cdata] = size
+            self._held += size - counted
+            self.peak = max(self.peak, self._held)
+        return result
 
     def _release(self, address: int) -> None:
         self._held -= self._storages.pop(address, 0)

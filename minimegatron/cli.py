@@ -35,12 +35,14 @@ COMMANDS = {
     "checkpoint": ("minimegatron.commands.checkpoint", "inspect, verify or compare what a training has saved"),
     "memory": ("minimegatron.commands.memory", "the memory of every rank by name, before anything runs"),
     "plan": ("minimegatron.commands.plan", "will it fit, how fast, which layout; --search, --measure"),
-    "preprocess": ("minimegatron.data.preprocess", "turn JSONL text into the .bin and .idx files that training reads"),
+    "train-tokenizer": ("minimegatron.data.tokenizer_training", "learn a byte-level BPE from files of documents"),
+    "preprocess": ("minimegatron.data.preprocess", "turn documents into the .bin and .idx files that training reads"),
     "experts": ("minimegatron.commands.expert_loads", "how evenly a training loaded its experts; a better placement"),
     "convert": ("minimegatron.commands.convert", "published models and checkpoints, one into the other"),
     "quantize": ("minimegatron.commands.quantize", "a model in 4 or 8 bits a weight, as transformers and vLLM load it"),
     "prune": ("minimegatron.commands.prune", "a smaller model of the parts that a text uses most, for distill to mend"),
     "generate": ("minimegatron.commands.generate", "continue a prompt; ranks: torchrun -m minimegatron generate"),
+    "report": ("minimegatron.commands.report", "one page about a whole run: curves, samples, tasks, time and cost"),
     "evaluate": ("minimegatron.commands.evaluate", "perplexity, bits per byte, multiple choice, lm-eval's tasks"),
     "serve": (
         "minimegatron.commands.serve",
@@ -122,5 +124,5 @@ def _reader_is_gone() -> bool:
 def usage() -> str:
     """The list of commands."""
     lines = ["usage: minimegatron COMMAND ...      (minimegatron COMMAND --help, minimegatron --version)", ""]
-    lines += [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<16}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(lines)

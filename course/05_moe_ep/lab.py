@@ -1120,8 +1120,8 @@ guess("machines", None, "8 different experts of 256, by chance, 32 in each of 8 
 # 2 lie in one machine and 4 in both. The mean is (2 · 1 + 4 · 2) / 6 = 5/3.
 #
 # DeepSeek-V3 also sets a limit, **node-limited routing**: a token's experts lie in at most `most` = 4 machines. So a
-# token chooses machines before it chooses experts. What is a machine worth to it? It reckons as if each
-# of its machines gave it equally many experts. An example: three machines of four experts, k = 6, `most` = 2.
+# token chooses machines before it chooses experts. What is a machine worth to it? An example: three machines of four
+# experts, k = 6, `most` = 2.
 #
 # | | machine 0 | machine 1 | machine 2 |
 # |---|---|---|---|

@@ -415,7 +415,7 @@ def _words(axes: Axes, right: float) -> None:
     for line, text in enumerate(("tokens", "rows as they leave:\nby expert", "rows as they come:\nby sender",
                                  "rows at work:\nby expert")):  # fmt: skip
         axes.text(0.2, line * _STEP + 0.5, text, ha="left", va="center", fontsize=9, weight="bold")
-    down, up = ("permute", "all-to-all", "regroup"), ("unpermute: add", "all-to-all,\nsplits exchanged", "ungroup")
+    down, up = ("permute", "all-to-all", "regroup"), ("unpermute: add", "all-to-all", "ungroup")
     for line, (left_word, right_word) in enumerate(zip(down, up, strict=True)):
         y, top, low = (line + 0.62) * _STEP, line * _STEP + 1.75, (line + 1) * _STEP - 0.75
         for x, text, start, end in ((0.6, left_word, top, low), (right + 0.4, right_word, low, top)):

@@ -18,7 +18,7 @@ from minimegatron.config.optimizer import OptimizerConfig
 from minimegatron.config.parallel import ParallelConfig
 from minimegatron.config.posttraining import TASKS
 from minimegatron.config.same_model import unmet
-from minimegatron.errors import require
+from minimegatron.errors import did_you_mean, require
 
 # Compared by what they lead to.
 DATA = elsewhere("training data: the files' contents, shares, documents")
@@ -31,6 +31,7 @@ LENGTH = free(
 EVALUATED = free("an evaluation leaves no trace in the training")
 CHECKPOINT = free("where, when and which checkpoints are written and read")
 PLACE = free("where files lie; what they hold is compared")
+CORPORA = ("stdlib", "stdlib-code", "stdlib-docs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +48,12 @@ class DataConfig(Config):
     corpus: str | None = opt(
         DATA,
         None,
-        "text that every machine has: Python's standard library, its sources and docstrings, or one of the two",
-        (None, "stdlib", "stdlib-code", "stdlib-docs"),
+        "stdlib, stdlib-code or stdlib-docs: Python's standard library, which every machine has, its sources and "
+        "docstrings, or one of the two; hf:OWNER/NAME, hf:OWNER/NAME/CONFIG:SPLIT, hf:FOLDER: the beginning of a data "
+        "set of the Hugging Face hub, or of files of this machine",
     )
+    corpus_key: str = opt(DATA, "text", "of a data set hf:...: the column that holds the text")
+    corpus_megabytes: float = opt(DATA, 100.0, "of a data set hf:...: how much text is read of it", above=0)
     corpus_path: str = opt(
         PLACE,
         ".corpus",
@@ -88,6 +92,9 @@ class DataConfig(Config):
         named |= {"train_data_path, valid_data_path or test_data_path": self.per_split}
         named |= {"data_args_path": self.data_args_path, "mock_data": self.mock_data, "corpus": self.corpus}
         given = [name for name, value in named.items() if value]
+        known = self.corpus is None or self.corpus in CORPORA or (self.corpus[:3] == "hf:" and self.corpus[3:])
+        fix = did_you_mean(str(self.corpus), CORPORA) or f"one of {', '.join(CORPORA)}, hf:OWNER/NAME or hf:FOLDER"
+        require(bool(known), f"corpus is {self.corpus!r}", fix)
         require(len(given) <= 1, f"{' and '.join(given)} are given", "one source of tokens: drop the others")
 
     @property

@@ -65,7 +65,7 @@ NEEDS = {
     "trackio_exp_name": "trackio_project",
     "cuda_graph_scope cuda_graph_warmup_steps": "cuda_graph_impl=local",
     "profile_step_start profile_step_end profile_ranks profile_dir": "profile",
-    "corpus_path": "corpus",
+    "corpus_path corpus_key corpus_megabytes": "corpus",
     "max_completion_length rl_max_num_seqs rl_inference_dtype": "lmbda",
     "rl_inference_tensor_model_parallel_size rl_inference_pipeline_model_parallel_size": "lmbda",
     "rl_inference_expert_model_parallel_size": "lmbda",

@@ -1,13 +1,16 @@
-"""Tokens: from a JSONL file to the micro-batches of one rank. In reading order:
+"""Tokens: from files of documents to the micro-batches of one rank. In reading order:
 
 | module               | contents                                                                                      |
 |----------------------|-----------------------------------------------------------------------------------------------|
 | `tokenizer`          | text <-> ids; Hugging Face, GPT-2 BPE, bytes, and numbers that are already ids                |
 | `tokenizer_files`    | a published tokenizer's folder: its files, their precedence, its chat template                |
 | `tokenizer_training` | a byte-level BPE learned from texts; files for tokenizers that have no folder                 |
+| `formats`            | which format a file is in, by its first bytes; how it is opened                               |
 | `jsonl`              | documents of a file that may be broken, huge or malicious                                     |
+| `documents`          | the same of text and Parquet                                                                  |
+| `hub`                | a data set of the Hugging Face hub, or a folder like one, by its name                         |
 | `encoding`           | lines of text -> ids, by workers, in order                                                    |
-| `preprocess`         | JSONL -> `.bin/.idx` (`python -m minimegatron.data.preprocess`)                               |
+| `preprocess`         | files of documents -> `.bin/.idx` (`python -m minimegatron.data.preprocess`)                  |
 | `index_format`       | the bytes of Megatron's `.bin/.idx`, and what is refused before they are trusted              |
 | `indexed`            | `.bin/.idx`: reading, writing                                                                 |
 | `indices`            | the tokens of sample k, epoch after epoch; arrays computed once for all ranks and runs        |

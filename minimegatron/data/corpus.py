@@ -9,20 +9,26 @@
 Tests are left out, and whatever is not the standard library itself. The order is that of the paths, so the same Python
 gives the same corpus, the same tokenizer and the same `.bin`; another version of Python gives another one.
 
-`prepare_corpus` goes the way a user's text goes: JSONL, a byte-level BPE trained on it, `preprocess`.
+`prepare_corpus` goes the way a user's text goes: JSONL, a byte-level BPE trained on it, `preprocess`. It also prepares
+the beginning of a data set of the Hugging Face hub, or of a folder, under its name there (`hub`).
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
 import json
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tqdm import tqdm
+
+from minimegatron.data import hub
 from minimegatron.data.preprocess import preprocess
 from minimegatron.data.publish import Draft, build_once
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
@@ -103,18 +109,26 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-def write_corpus_jsonl(path: str | os.PathLike[str], kind: str = "docs") -> int:
-    """Write the corpus as JSONL, whole or not at all; returns the number of documents."""
+def write_corpus_jsonl(path: str | os.PathLike[str], texts: Iterable[tuple[str, str]]) -> int:
+    """Write (path, text) of documents as JSONL, whole or not at all; returns the number of documents."""
     count = 0
     with Draft(path) as draft:
-        for name, text in documents(kind):
-            draft.write((json.dumps({"text": text, "path": name}, ensure_ascii=False) + "\n").encode())
+        for name, text in texts:
+            line = json.dumps({"text": text, "path": name}, ensure_ascii=False) + "\n"
+            draft.write(line.encode("utf-8", "surrogatepass"))
             count += 1
         draft.publish()
     return count
 
 
-def prepare_corpus(folder: str | os.PathLike[str], vocab_size: int = 4096, kind: str = "docs") -> Corpus:
+def prepare_corpus(
+    folder: str | os.PathLike[str],
+    vocab_size: int = 4096,
+    kind: str = "docs",
+    key: str = "text",
+    megabytes: float = 100,
+    progress: bool = False,
+) -> Corpus:
     """JSONL, tokenizer and `.bin/.idx` of the corpus under `folder`; made once, and reused afterwards.
 
     Safe when any number of processes call it at once: one builds, the others wait.
@@ -122,22 +136,38 @@ def prepare_corpus(folder: str | os.PathLike[str], vocab_size: int = 4096, kind:
     Args:
         folder: created when missing; may also have corpora of other kinds, vocabularies and Pythons.
         vocab_size: vocabulary of the byte-level BPE.
-        kind: see the table of this module.
+        kind: see the table of this module; or a data set's name, `hf:...`.
+        key, megabytes: of a data set, see `hub.documents`.
+        progress: show bars on stderr, if that is a terminal.
 
     Raises:
         ConfigError: an unknown kind, or a vocabulary that is too small.
-        DataError: the folder cannot be written to.
+        DataError: the folder cannot be written to; the hub does not give the data set.
     """
-    version = ".".join(map(str, sys.version_info[:3]))
-    home = os.path.join(os.fspath(folder), f"stdlib-{version}-{kind}-{vocab_size}")
+    if kind.startswith(hub.PREFIX):
+        texts = hub.documents(kind, key, megabytes)
+        name = f"{re.sub(r'[^A-Za-z0-9.]+', '-', kind)}-{key}-{megabytes:g}MB-{_identity(kind)}"
+    else:
+        texts, name = documents(kind), f"stdlib-{'.'.join(map(str, sys.version_info[:3]))}-{kind}"
+    home = os.path.join(os.fspath(folder), f"{name}-{vocab_size}")
 
     def build(stage: str) -> None:
         jsonl, tokenizer_model = os.path.join(stage, "corpus.jsonl"), os.path.join(stage, "tokenizer")
-        write_corpus_jsonl(jsonl, kind)
+        # None: on a terminal.
+        write_corpus_jsonl(jsonl, tqdm(texts, f"reading {kind}", unit=" documents", disable=None if progress else True))
         with open(jsonl, encoding="utf-8") as file:
             train_bpe((json.loads(line)["text"] for line in file), vocab_size, tokenizer_model)
         arguments = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": tokenizer_model}
-        preprocess([jsonl], os.path.join(stage, "corpus"), arguments, append_eod=True)
+        preprocess([jsonl], os.path.join(stage, "corpus"), arguments, append_eod=True, progress=progress)
 
     build_once(home, build)
     return Corpus(*(os.path.join(home, name) for name in ("corpus.jsonl", "tokenizer", "corpus_text_document")))
+
+
+def _identity(name: str) -> str:
+    """Digest of a folder's files: what is prepared again when they change. The hub is asked once."""
+    wanted = hub.parse(name)
+    facts = [wanted.path, wanted.split]
+    if wanted.is_folder:
+        facts += [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in hub.files_of(name)]
+    return hashlib.blake2b("\n".join(facts).encode(), digest_size=4).hexdigest()

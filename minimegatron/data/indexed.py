@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from minimegatron.data.formats import describe
 from minimegatron.data.index_format import (
     CODE_OF_DTYPE,
     SIDECAR_FORMAT,
@@ -29,7 +30,6 @@ from minimegatron.data.index_format import (
     read_index,
     read_sidecar,
 )
-from minimegatron.data.jsonl import describe
 from minimegatron.data.publish import CHUNK, Draft, to_json
 from minimegatron.data.tokenizer import Tokenizer
 from minimegatron.errors import DataError

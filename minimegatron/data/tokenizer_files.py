@@ -44,6 +44,11 @@ from minimegatron.data.publish import read_json
 from minimegatron.errors import ConfigError
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# A conversation in plain words, for tokenizers that know one special token: the end of a text.
+PLAIN = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
+    "{% else %}{{ m.role | capitalize }}: {{ m.content }}\n{% endif %}{% endfor %}"
+)
 # Which class AutoTokenizer of transformers takes for a model_type (a fact of transformers, and a tokenizer is read
 # without a model and without torch); "" is the general class, whatever tokenizer_config.json names.
 CLASSES = {

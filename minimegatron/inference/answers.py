@@ -65,8 +65,8 @@ def watcher(
         now, tokens = time.monotonic(), engine.drawn_tokens
         if total is not None and now - said >= EVERY:
             said = now
-            speed = tokens / (now - began)
-            print(f"{done} of {total} answers, {tokens} tokens, {speed:.0f} a second", file=sys.stderr, flush=True)
+            drawn = f", {tokens} tokens, {tokens / (now - began):.0f} a second" if tokens else ""
+            print(f"{done} of {total} answers{drawn}", file=sys.stderr, flush=True)
 
     return watch
 

@@ -21,9 +21,10 @@ from minimegatron.checkpoint.hf_config import is_published
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import parse_split
+from minimegatron.data.documents import reader_of
 from minimegatron.data.indices import cached_arrays, progress_bar
-from minimegatron.data.jsonl import JsonlReader
 from minimegatron.data.tokenizer import HuggingFaceTokenizer, Tokenizer, build_tokenizer
+from minimegatron.data.tokenizer_files import PLAIN
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.posttraining import examples
 from minimegatron.posttraining.conversations import Encoder, Template, Tokens
@@ -31,11 +32,6 @@ from minimegatron.posttraining.rows import Items, RowDataset
 from minimegatron.training.datasets import RunData, file_fact, load_on_rank_zero_first, vocab_size_of
 
 Form = Callable[[Encoder, Mapping[str, Any]], list[Tokens]]
-# A conversation in plain words, for tokenizers that know one special token: the end of a text.
-PLAIN = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}"
-    "{% else %}{{ m.role | capitalize }}: {{ m.content }}\n{% endif %}{% endfor %}"
-)
 
 
 def load_rows(
@@ -163,7 +159,7 @@ def items_of(
 def _encoded(encoder: Encoder, form: Form, paths: Iterable[str], progress: bool) -> Iterator[list[Tokens]]:
     for path in paths:
         bar = progress_bar(Path(path).stat().st_size, "encoding", progress)
-        for line in JsonlReader(path):
+        for line in reader_of(path):
             bar.update(line.position - bar.n)
             yield _one(encoder, form, line.data, f"{path}:{line.number}")
         bar.close()

@@ -3,7 +3,7 @@
 | flags                       | tokenizer                          | vocabulary of the model                    |
 |-----------------------------|------------------------------------|--------------------------------------------|
 | `--data-path` and the like  | `--tokenizer-type` (required)      | the tokenizer's; a larger one may be given |
-| `--corpus stdlib`           | byte-level BPE, trained once, kept | as given (default 4096)                    |
+| `--corpus stdlib`, `hf:...` | byte-level BPE, trained once, kept | as given (default 4096)                    |
 | `--mock-data`               | numbers; or `--tokenizer-type`     | as given; or the tokenizer's               |
 
 `NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron.
@@ -128,7 +128,9 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
     folder = data.tokenizer_model
     per_split = (data.train_data_path, data.valid_data_path, data.test_data_path)
     if data.corpus:
-        corpus = prepare_corpus(data.corpus_path, chosen or CORPUS_VOCABULARY, CORPUS_KINDS[data.corpus])
+        kind = CORPUS_KINDS.get(data.corpus, data.corpus)
+        size = chosen or CORPUS_VOCABULARY
+        corpus = prepare_corpus(data.corpus_path, size, kind, data.corpus_key, data.corpus_megabytes, progress)
         tokenizer: Tokenizer = corpus.tokenizer()
         data_path, folder = (corpus.data_path,), corpus.tokenizer_model
     else:

@@ -49,12 +49,18 @@ def find_log(run: str) -> Path:
     if not path.is_dir():
         raise DataError(f"there is no run {run}", fix=fix)
     found = sorted(path.glob("*.jsonl"))
-    named = [p for p in found if p.name == "run.jsonl"] or [p for p in found if p.name == "log.jsonl"] or found
+    named = [p for p in found if p.name == "run.jsonl"] or [p for p in found if _begins(p)] or found
     if not named:
         raise DataError(f"{run} has no log: no file *.jsonl", fix=fix)
     if len(named) > 1:
         raise DataError(f"{run} has several logs: {', '.join(p.name for p in named)}", fix=f"for example {named[0]}")
     return named[0]
+
+
+def _begins(path: Path) -> bool:
+    """Whether a file begins as a log does; folders have other lines of JSON, too."""
+    with open(path, "rb") as file:
+        return file.read(64).startswith(b'{"event": "config"')
 
 
 class RunLog:

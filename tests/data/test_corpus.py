@@ -29,8 +29,8 @@ def test_code_is_the_library_in_path_order_without_tests():
 
 
 def test_jsonl_repeats(tmp_path):
-    count = write_corpus_jsonl(tmp_path / "a.jsonl", "code")
-    write_corpus_jsonl(tmp_path / "b.jsonl", "code")
+    count = write_corpus_jsonl(tmp_path / "a.jsonl", documents("code"))
+    write_corpus_jsonl(tmp_path / "b.jsonl", documents("code"))
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     lines = (tmp_path / "a.jsonl").read_text().splitlines()
     assert len(lines) == count and set(json.loads(lines[0])) == {"text", "path"}

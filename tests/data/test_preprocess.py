@@ -106,8 +106,8 @@ def test_the_flags_of_special_tokens(tmp_path, capsys):
 
 def test_a_file_of_another_format_is_refused_before_any_work(tmp_path, capsys):
     good = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
-    (tmp_path / "b").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="a Parquet file, and JSONL is expected"):
+    (tmp_path / "b").write_bytes(b"ARROW1")
+    with pytest.raises(DataError, match="an Arrow file, and JSONL is expected"):
         preprocess([good, tmp_path / "b"], tmp_path / "p", BYTES, on_bad_line="skip")
     with pytest.raises(DataError, match=r"no such file; .*a.jsonl is text") as error:
         IndexedDataset(good)

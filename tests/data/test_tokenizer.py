@@ -203,3 +203,25 @@ def test_ids_are_the_same_with_and_without_places(bpe, text):
     finally:
         bpe.places = before
     assert found[0] == found[1]
+
+
+def test_a_tokenizer_learned_from_files(tmp_path, capsys):
+    """Of files in any form; its chat template is stored with it, and transformers spells a conversation by it."""
+    from minimegatron.data.tokenizer_training import main
+
+    (tmp_path / "a.txt").write_text("the cat and the hat and the bat " * 20)
+    (tmp_path / "b.jsonl").write_text('{"text": "the end"}\n{"text": 1}\n')
+    words = ["--vocab-size", "300", "--save", str(tmp_path / "t"), "--chat-template", "plain"]
+    main(["--input", str(tmp_path / "a.txt"), *words])
+    made = HuggingFaceTokenizer(tmp_path / "t")
+    assert f"a byte-level BPE of {made.vocab_size} tokens" in capsys.readouterr().out
+    assert len(made.tokenize(" the and")) == 2
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    transformers = pytest.importorskip("transformers")
+    told = transformers.AutoTokenizer.from_pretrained(tmp_path / "t").apply_chat_template(said, tokenize=False)
+    assert made.apply_chat_template(said) == told == "User: Hi\nYes<|endoftext|>"
+    with pytest.raises(DataError, match="int, not text") as caught:
+        main(["--input", str(tmp_path / "b.jsonl"), *words])
+    assert caught.value.where == f"{tmp_path}/b.jsonl:2"
+    with pytest.raises(ConfigError, match="--chat-template"):
+        main(["--input", str(tmp_path / "a.txt"), *words[:-1], str(tmp_path / "none")])

@@ -148,6 +148,24 @@ def test_the_peak_is_of_what_lives_at_one_time() -> None:
     assert half(of_ranks) == "rank 1 holds 40000 bytes at once; half of them is 20000"
 
 
+def test_memory_is_freed_where_a_storage_is_resized() -> None:
+    """FSDP frees weights so, and takes the memory again."""
+    x = torch.ones(1000)
+    with Witness() as freed:
+        for _ in range(3):
+            kept = torch.ones(1000)
+            kept.untyped_storage().resize_(0)
+            again = torch.ones(1000)
+            kept.untyped_storage().resize_(4000)
+            del again, kept
+    with Witness() as given:
+        x.view(-1)
+        x.untyped_storage().resize_(0)
+    assert freed.evidence().peak == 8000
+    assert freed.alive() == 0
+    assert given.evidence().peak == given.alive() == 0
+
+
 def test_products_are_weighed_by_their_multiply_adds() -> None:
     a, b, batch = torch.ones(2, 3), torch.ones(3, 5), torch.ones(4, 2, 3)
     with Witness() as witness:

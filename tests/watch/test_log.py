@@ -130,5 +130,7 @@ def test_runs_that_are_none_and_folders_with_several(tmp_path):
     (tmp_path / "b.jsonl").write_text("")
     with pytest.raises(DataError, match=r"several logs: a.jsonl, b.jsonl"):
         find_log(str(tmp_path))
+    add(tmp_path / "b.jsonl", config())
+    assert find_log(str(tmp_path)) == tmp_path / "b.jsonl", "the other one is no log"
     (tmp_path / "run.jsonl").write_text("")
     assert find_log(str(tmp_path)).name == "run.jsonl"

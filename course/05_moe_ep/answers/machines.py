@@ -39,17 +39,24 @@ WRONG = [
     Edit("scores.unflatten(1, (machines, -1))", "scores.unflatten(1, (-1, machines)).transpose(1, 2)",
          ("-torch.inf).flatten(1)", "-torch.inf).transpose(1, 2).flatten(1)"),
          mistake="Experts lie on machines in one piece: machine 0 has the first E/M."),
-    # the k/most best of each allowed machine, which need not be the k best
+    Edit("grouped.topk(k // most, -1)", "grouped.topk(min(2, grouped.shape[-1]), -1)",
+         mistake="A machine is worth the sum of its k/most highest scores. These are two for DeepSeek-V3, with k = 8 "
+         "and `most` = 4, and another number elsewhere."),
     Edit(_FILL, "grouped.masked_fill(~allowed[..., None] | (grouped < grouped.topk(k // most, -1).values[..., -1:]), "
-         "-torch.inf).flatten(1)"),
+         "-torch.inf).flatten(1)",
+         mistake="Each allowed machine gives its k/most best experts here. The token takes the k best of all allowed "
+         "ones: one machine may give more than k/most, another one fewer."),
+    Edit("math.comb(experts - experts // machines, k)", "math.comb(experts // machines, k)",
+         mistake="C(E/M, k) counts the sets that lie in one given machine. Count those that have no expert there."),
     Edit("worth.topk(most, -1)", "worth.topk(most, -1, largest=False)"),
     Edit("scores.topk(k, -1)", "scores.topk(most, -1)"),
     Edit("dtype=torch.bool).scatter(1, scores.topk", "dtype=torch.float32).scatter(1, scores.topk"),
-    # all machines that are worth as much as the last one
-    Edit("allowed = ", "allowed = worth >= worth.topk(most, -1).values[:, -1:]\n    _ = "),
-    # all experts that are as good as the k-th
+    Edit("allowed = ", "allowed = worth >= worth.topk(most, -1).values[:, -1:]\n    _ = ",
+         mistake="Where several machines are worth the same, all of them are allowed here, more than `most`."),
     Edit("    return torch.zeros_like(scores", "    return scores >= scores.topk(k, -1).values[:, -1:]\n"
-         "    return torch.zeros_like(scores"),
+         "    return torch.zeros_like(scores",
+         mistake="Where several scores are as high as the k-th, all of these experts are taken here. A token goes to "
+         "exactly k."),
 ]
 
 RIGHT = [

@@ -24,8 +24,8 @@ def _drive_machines(
     if not tied:
         return {"machines_of_a_token's result": mean, "near's map": chosen}
     met = chosen.unflatten(1, (machines, -1)).any(-1).sum(-1)
-    return {"machines_of_a_token's result": mean, "experts of each token": chosen.sum(1).tolist(),
-            "no token on more machines than allowed": bool((met <= most).all())}  # fmt: skip
+    return {"machines_of_a_token's result": mean, "how many experts near gives a token": chosen.sum(1).tolist(),
+            "how many machines near gives a token": met.clamp(min=most).tolist()}  # fmt: skip
 
 
 def machines(
@@ -35,8 +35,8 @@ def machines(
     missed = math.comb(experts - experts // machines, k) / math.comb(experts, k)
     mean = machines * (1 - missed)
     if tied:
-        return {"machines_of_a_token's result": mean, "experts of each token": [k] * len(scores),
-                "no token on more machines than allowed": True}  # fmt: skip
+        return {"machines_of_a_token's result": mean, "how many experts near gives a token": [k] * len(scores),
+                "how many machines near gives a token": [most] * len(scores)}  # fmt: skip
     return {"machines_of_a_token's result": mean, "near's map": top(_allowed(scores, k, machines, most), k)}
 
 

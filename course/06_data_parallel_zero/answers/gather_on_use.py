@@ -25,6 +25,16 @@ WRONG = [
     Edit("following = ask(0)", "here = []\n    following = ask(0)", (_FORTH, f"here.append(whole)\n        {_FORTH}"), told="still alive"),
     # the unit before is let go of too late
     Edit(_FORTH, f"{_FORTH}\n        before = whole", told="whole weights of 3 units are still alive"),
+    # one buffer for all units: the next one's weights are written over those in use
+    Edit(
+        "    def ask(i):", "    whole = shards[0].new_empty(ranks * max(shard.numel() for shard in shards))\n\n    def ask(i):",
+        ("whole = shards[i].new_empty(ranks * shards[i].numel())", "part = whole[: ranks * shards[i].numel()]"),
+        (f"return whole, {_GATHER}", f"return part, {_GATHER.replace('whole', 'part')}"),
+        ("            whole, work = following", "            part, work = following"),
+        ("        whole, work = following\n        work.wait()\n        following = ask(i + 1)", "        part, work = following\n        work.wait()\n        following = ask(i + 1)"),
+        ("forward(i, whole, x)", "forward(i, part, x)"), ("backward(i, whole, dy)", "backward(i, part, dy)"),
+        told="written over before they have been used",
+    ),
     # everything at once
     Edit(
         "following = ask(0)", "every = [ask(i) for i in range(units)]\n    following = every[0]",
@@ -123,3 +133,61 @@ def forward_backward(shards, forward, backward, x, gradient_of, group=None):
         leaving = dist.reduce_scatter_tensor(gradients[i], gradient, group=group, async_op=True), gradient
     leaving[0].wait()
     return x, gradients
+
+
+# %% right: a unit's memory is taken away and given back, as FSDP does
+import torch
+import torch.distributed as dist
+
+
+class Unit:
+    def __init__(self, shard, group):
+        self.shard, self.group = shard, group
+        self.whole = shard.new_empty(dist.get_world_size(group) * len(shard))
+        self.free()
+
+    def ask(self):
+        if self.whole.untyped_storage().nbytes() == 0:
+            self.whole.untyped_storage().resize_(self.whole.nbytes)
+            self.work = dist.all_gather_into_tensor(self.whole, self.shard, group=self.group, async_op=True)
+
+    def here(self):
+        self.work.wait()
+        return self.whole
+
+    def free(self):
+        self.whole.untyped_storage().resize_(0)
+
+    def reduce(self, gradient):
+        self.sent, self.mine = gradient, torch.empty_like(self.shard)
+        self.reducing = dist.reduce_scatter_tensor(self.mine, gradient, group=self.group, async_op=True)
+
+    def reduced(self):
+        self.reducing.wait()
+        del self.sent
+
+
+def forward_backward(shards, forward, backward, x, gradient_of, group=None):
+    units = [Unit(shard, group) for shard in shards]
+    last = len(units) - 1
+    units[0].ask()
+    for i, unit in enumerate(units):
+        whole = unit.here()
+        if i < last:
+            units[i + 1].ask()
+        x = forward(i, whole, x)
+        if i < last:
+            unit.free()
+    dy = gradient_of(x)
+    for i in range(last, -1, -1):
+        whole = units[i].whole if i == last else units[i].here()
+        if i:
+            units[i - 1].ask()
+        dy, gradient = backward(i, whole, dy)
+        units[i].free()
+        if i < last:
+            units[i + 1].reduced()
+        units[i].reduce(gradient)
+        del gradient
+    units[0].reduced()
+    return x, [unit.mine for unit in units]

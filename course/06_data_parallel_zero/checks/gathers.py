@@ -10,6 +10,7 @@ The learner's function drives units whose forward and backward the check provide
 | the next unit's travel meanwhile        | started before this unit's number is given, waited for after it    |
 | not all of them at once                 | of later units only the next one's have started                    |
 | weights are freed                       | when a unit runs, at most its own and the next one's are alive     |
+| and not overwritten while they are used | the next one's, already asked for, do not come into their memory   |
 | gradients leave as they come            | a reduce-scatter starts before the next backward, ends after it    |
 | and do not pile up                      | when a unit runs backward, at most one is still on its way             |
 | no whole model, of weights or gradients | bytes alive at once                                                |
@@ -27,7 +28,8 @@ from labkit.evidence import Evidence
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 Inputs = list[dict[str, Any]]
-WHOLE = "whole"  # the mark: step, how many, their bytes, bytes of the next unit's if they lie apart
+# the mark: step, how many, their bytes, bytes of the next unit's if they lie apart, whether they lie where its own do
+WHOLE = "whole"
 MOST = 2
 
 
@@ -41,22 +43,24 @@ def _drive(exercise: Any, shards: Any, shapes: Any, x: Any, dy: Any, tiny: bool,
     whole_then: dict[int, Any] = {}  # of it what lived when the unit before ran
     seen_bytes: dict[int, int] = {}
     inputs: dict[int, Any] = {}
-    units = len(shards)
+    units, place = len(shards), [0, 0]  # where the weights lie with which a unit runs
 
     def look() -> dict[int, Any]:
-        return {key: one for key, one in seen.items() if one() is not None}
+        return {key: one for key, one in seen.items() if (storage := one()) is not None and storage.nbytes()}
 
-    def say(step: int, after: Any = None) -> None:
+    def say(step: int, after: Any = None, over: bool = False) -> None:
         """Note which weights were whole at a step, and, when the next unit runs, whether its weights lie in other
-        memory."""
+        memory, and whether they lie over those of this unit."""
         apart = after is not None and not any(one() is after for one in whole_then.values())
         nbytes = sum(seen_bytes[key] for key in whole_then), after.nbytes() if apart else 0
-        mark(f"whole {step} {len(whole_then)} {nbytes[0]} {nbytes[1]}")  # type: ignore[name-defined]  # noqa: F821
+        mark(f"whole {step} {len(whole_then)} {nbytes[0]} {nbytes[1]} {over:d}")  # type: ignore[name-defined]  # noqa: F821
 
     def begins(unit: int, whole: Any, step: int) -> float:
-        storage = whole.untyped_storage()
+        storage, first = whole.untyped_storage(), whole.data_ptr()
+        last = first + whole.nbytes
         if step:
-            say(step - 1, storage)
+            say(step - 1, storage, first < place[1] and place[0] < last)
+        place[:] = first, last
         seen[storage._cdata], seen_bytes[storage._cdata] = weakref.ref(storage), storage.nbytes()
         if len(look()) > 1:
             gc.collect()  # what only a cycle holds is not kept by the program
@@ -110,6 +114,10 @@ def _moments(one: Evidence) -> list[int]:
     return [moment for text, moment in one.marks if text.startswith("late ")]
 
 
+def _way(at: int, units: int) -> str:
+    return f"{'forward' if at < units else 'backward'} of unit {min(at, 2 * units - 1 - at)}"
+
+
 def _as_often_as_units_run(answer: Answer) -> str | None:
     units = len(answer.inputs[0]["shards"])
     for rank, one in enumerate(answer.evidence):
@@ -137,13 +145,17 @@ def _let_go(answer: Answer) -> str | None:
         for text, _ in one.marks:
             if not text.startswith(f"{WHOLE} "):
                 continue
-            at, alive, nbytes, apart = map(int, text.split()[1:])
+            at, alive, nbytes, apart, over = map(int, text.split()[1:])
             mine = at if at < units else at - kept  # number of the gather of its weights
-            if apart and sum(call.started < moments[at] for call in gathers) > mine + 1:
+            stays = kept and at == units - 1  # its backward follows, with the same weights
+            asked, way = sum(call.started < moments[at] for call in gathers) > mine + 1, _way(at, units)
+            if over and asked and not stays:
+                return (f"rank {rank}, {way}: while the unit runs, the weights of the next one travel into the memory "
+                        "of its own: they are written over before they have been used")  # fmt: skip
+            if apart and asked:
                 alive, nbytes = alive + 1, nbytes + apart
             if (many := max(alive, math.ceil(nbytes / largest))) > MOST:
-                unit = f"{'forward' if at < units else 'backward'} of unit {min(at, 2 * units - 1 - at)}"
-                return (f"rank {rank}, {unit}: the whole weights of {many} units are still alive or on their way; "
+                return (f"rank {rank}, {way}: the whole weights of {many} units are still alive or on their way; "
                         f"{MOST} is the limit, its own and the next one's. Let go of a unit's weights when it has run, "
                         "before you ask for others")  # fmt: skip
     return None
@@ -154,7 +166,7 @@ def _prefetched(answer: Answer) -> str | None:
         gathers, moments, units = [c for c in one.calls if c.name == "all_gather"], _moments(one), len(inputs["shards"])
         kept = 2 * units - len(gathers)  # 1 where the last unit's weights stay
         for at, moment in enumerate(moments):
-            way = f"rank {rank}, {'forward' if at < units else 'backward'} of unit {min(at, 2 * units - 1 - at)}"
+            way = f"rank {rank}, {_way(at, units)}"
             after = f"unit {min(at + 1, 2 * units - 2 - at)}, which runs next"
             mine = at if at < units else at - kept  # number of the gather of its weights
             started = sum(call.started < moment for call in gathers)
@@ -247,7 +259,7 @@ ON_USE = Exercise(
     late="factors",
     group="group",
     cases=[
-        Case("2 ranks, two units: weights [2, 3] and [5, 7]; x is 1 on rank 0 and 10 on rank 1", _TINY),
+        Case("2 ranks, weights [2, 3] and [5, 7]; x is 1 on rank 0, 10 on rank 1; gradient_of(y) is y", _TINY),
         Case("other units, of different sizes", _some, points=2, hidden=True, fixed=[_odd, _one_unit]),
         Case("weights are gathered on use and let go of", _some, points=2, hidden=True, fixed=[_five], accept=[
             sends("all_gather", "reduce_scatter"), _as_often_as_units_run, _let_go]),

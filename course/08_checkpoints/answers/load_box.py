@@ -43,6 +43,11 @@ WRONG = [
     Edit("range(max(top, r0), min(bottom, r1))", "range(top, bottom)"),
     Edit("found[row - top,", "found[row - r0,"),
     Edit("for file, at, ((r0, r1), (c0, c1)) in regions:", "for file, at, ((r0, r1), (c0, c1)) in regions[:1]:"),
+    # regions stand in any order: after one outside of the box there may be one that meets it
+    Edit("        for row in range(max(top", "        if r0 >= bottom:\n            break\n        for row in range(max(top",
+         told="every number of this box"),
+    Edit("            continue\n", "            if c0 >= right:\n                break\n            continue\n",
+         told="every number of this box"),
     # regions that contain the box alone
     Edit("if first >= last:", "if c0 > left or c1 < right:"),
 ]

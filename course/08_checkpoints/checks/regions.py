@@ -183,6 +183,8 @@ _FIXED = [
     _wanted([[0, 4], [0, 6]], 4, 6, 1, 2, 2), _wanted([[1, 3], [2, 5]], 4, 6, 1, 2, 2, order=-1),
     _wanted([[2, 3], [1, 2]], 6, 4, 0, 3, 1), _wanted([[1, 6], [0, 4]], 6, 4, 0, 2, 2, before=0),
     _wanted([[0, 3], [3, 4]], 3, 4, 0, 1, 4), _wanted([[2, 5], [0, 1]], 6, 2, 1, 2, 2),
+    # regions below and to the right of the box stand before those that it needs
+    _wanted([[0, 2], [1, 4]], 8, 4, 0, 2, 2, order=-1), _wanted([[1, 3], [0, 2]], 4, 8, 1, 4, 1, order=-1),
 ]  # fmt: skip
 _NAN = _wanted([[0, 2], [0, 4]], 2, 4, 1, 2, 1)  # a stored number may be any number
 _NAN["shard_1"][4] = torch.nan

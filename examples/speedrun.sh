@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# From text to a model that answers in the browser, and a page about the whole run: on two CPU cores in about half an hour.
+#
+#   examples/speedrun.sh                 everything, in runs/speedrun; what is done is not done again
+#   examples/speedrun.sh runs/mine       in another folder
+#   QUICK=1 examples/speedrun.sh         the same way in three minutes, to a model that has learned little
+#   GPU=1 examples/speedrun.sh           on a node with NVIDIA GPUs: 124 M parameters, 2.6 billion tokens of FineWeb-Edu
+#
+# Stages: text, tokenizer, tokens, pretrain, evaluate, chat (supervised fine-tuning), evaluate-chat, samples, report.
+# Stop it whenever you like: the same line goes on where it was, also in the middle of a training.
+# CORPUS=hf:roneneldan/TinyStories (or any name that `train --corpus` takes) trains on another text.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+RUN=${1:-runs/speedrun}
+PYTHON=${PYTHON:-python}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+mkdir -p "$RUN"
+
+BLOCK=(--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --hidden-dropout 0
+    --attention-dropout 0 --weight-decay 0.1 --clip-grad 1.0 --adam-beta2 0.95)
+if [ -n "${GPU:-}" ]; then
+    CORPUS=${CORPUS:-hf:HuggingFaceFW/fineweb-edu/sample-10BT} MEGABYTES=12000 VOCABULARY=32768
+    NPROC=${NPROC:-$(nvidia-smi -L | wc -l)} LENGTH=1024 ITERATIONS=5000 CHAT_ITERATIONS=400
+    MODEL=(--num-layers 12 --hidden-size 768 --num-attention-heads 12 --ffn-hidden-size 2048 --bf16
+        --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather)
+    BATCH=(--micro-batch-size 16 --global-batch-size 512 --lr 1e-3 --min-lr 1e-4) CHAT_BATCH=64
+else
+    CORPUS=${CORPUS:-stdlib} MEGABYTES=20 VOCABULARY=4096
+    NPROC=${NPROC:-2} LENGTH=256 ITERATIONS=${ITERATIONS:-${QUICK:+60}} CHAT_ITERATIONS=${QUICK:+30}
+    ITERATIONS=${ITERATIONS:-600} CHAT_ITERATIONS=${CHAT_ITERATIONS:-200}
+    MODEL=(--num-layers 6 --hidden-size 192 --num-attention-heads 6 --ffn-hidden-size 512)
+    BATCH=(--micro-batch-size 8 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4) CHAT_BATCH=16
+fi
+mm() { "$PYTHON" -m minimegatron "$@"; }
+ranks() { "$PYTHON" -m minimegatron torchrun --standalone --nproc-per-node "$NPROC" -m minimegatron "$@"; }
+
+# stage NAME COMMAND...: run it unless it is done, and write down how long it took.
+stage() {
+    local name=$1 took
+    shift
+    if grep -qs "\"stage\": \"$name\"" "$RUN/stages.jsonl"; then
+        echo "== $name: done before"
+        return
+    fi
+    echo "== $name"
+    TIMEFORMAT='"seconds": %R, "user": %U, "system": %S'
+    { time "$@" 1>&3 2>&4; } 3>&1 4>&2 2> "$RUN/.time"
+    took=$(grep -o '"seconds".*' "$RUN/.time")
+    echo "{\"stage\": \"$name\", $took}" >> "$RUN/stages.jsonl"
+}
+
+text() { "$PYTHON" examples/speedrun_data.py "$RUN" "$CORPUS" "$MEGABYTES"; }
+tokenizer() {
+    mm train-tokenizer --input "$RUN/train.jsonl" --vocab-size "$VOCABULARY" --chat-template plain --save "$RUN/tokenizer"
+}
+tokens() {
+    mm preprocess --input "$RUN/train.jsonl" --output-prefix "$RUN/train" --append-eod \
+        --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$RUN/tokenizer" \
+        --train-iters "$ITERATIONS" --global-batch-size "${BATCH[3]}" --seq-length "$LENGTH"
+}
+pretrain() {
+    ranks train --data-path "$RUN/train_text_document" --split 99,1,0 \
+        --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$RUN/tokenizer" \
+        "${BLOCK[@]}" "${MODEL[@]}" "${BATCH[@]}" --seq-length "$LENGTH" --max-position-embeddings "$LENGTH" \
+        --train-iters "$ITERATIONS" --lr-decay-style cosine --lr-warmup-iters $((ITERATIONS / 20)) \
+        --eval-interval $((ITERATIONS / 10)) --eval-iters 4 --log-interval 10 --log-file "$RUN/pretrain.jsonl" \
+        --save "$RUN/base" --load "$RUN/base" --save-interval $((ITERATIONS / 5)) --async-save
+}
+evaluate() { mm evaluate "$RUN/$1" --text "$RUN/held-out.txt" --choices "$RUN/continuations.jsonl" \
+    --choices "$RUN/sums.jsonl" --json > "$RUN/$1-tasks.jsonl"; }
+chat() {
+    local begin=(--load "$RUN/base" --finetune)
+    if [ -d "$RUN/chat" ]; then begin=(--load "$RUN/chat"); fi
+    ranks sft --use-checkpoint-args "${begin[@]}" --data-path "$RUN/chats.jsonl" --split 98,2,0 \
+        --seq-length "$LENGTH" --sequence-packing --micro-batch-size 8 --global-batch-size "$CHAT_BATCH" \
+        --train-iters "$CHAT_ITERATIONS" --lr 1e-3 --lr-decay-style cosine --min-lr 0 --lr-warmup-iters 10 \
+        --eval-interval $((CHAT_ITERATIONS / 5)) --eval-iters 2 --log-interval 10 --log-file "$RUN/chat.jsonl" \
+        --save "$RUN/chat" --save-interval $((CHAT_ITERATIONS / 3))
+}
+samples() {
+    printf '%s\n' 'Return a' 'This module' 'The default value is' > "$RUN/prompts.txt"
+    mm generate "$RUN/base" --prompts-file "$RUN/prompts.txt" --max-new-tokens 48 --temperature 0.7 --top-p 0.9 --seed 1 \
+        > "$RUN/base-samples.jsonl"
+    printf '%s\n' 'Who are you?' 'What does `textwrap.dedent` do?' 'What does `os.walk` do?' '12 + 7 =' '41 + 8 =' \
+        > "$RUN/questions.txt"
+    mm generate "$RUN/chat" --chat --prompts-file "$RUN/questions.txt" --max-new-tokens 64 \
+        > "$RUN/chat-samples.jsonl"
+}
+
+stage text text
+stage tokenizer tokenizer
+stage tokens tokens
+stage pretrain pretrain
+stage evaluate evaluate base
+stage chat chat
+stage evaluate-chat evaluate chat
+stage samples samples
+mm report "$RUN" --cluster h100 --world-size 8
+echo "Talk to it:   minimegatron serve $RUN/chat     and open the address that it prints"
