@@ -139,7 +139,7 @@ async function update() {
     await Promise.all(runs.map(ask));
     trouble("");
     show();
-    if (runs.some(run => run.read[0] > 0)) wait = 0;
+    if (runs.some(run => run.read[0] > 0)) wait = 400;
     else if (runs.every(run => run.ended || run.age > 600)) wait = 4000;
   } catch (error) {
     trouble(error instanceof TypeError ? "minimegatron watch has ended, or cannot be reached." : error.message);
