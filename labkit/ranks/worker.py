@@ -32,7 +32,9 @@ import datetime
 import faulthandler
 import gc
 import importlib
+import itertools
 import mmap
+import operator
 import os
 import pickle
 import random
@@ -42,7 +44,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
@@ -294,8 +296,8 @@ class CleanState:
         for name in set(vars(builtins)) - self.builtins:
             delattr(builtins, name)
         dirty = self._left_over()
-        for name in [n for n, m in sys.modules.items() if n not in self.modules and _is_users(m)]:
-            if not name.startswith(keeps):
+        for name in sys.modules.keys() - self.modules.keys():
+            if not name.startswith(keeps) and _is_users(sys.modules[name]):
                 del sys.modules[name]
         gc.collect()
         if _tasks() > self.tasks + THREADS:
@@ -309,14 +311,11 @@ class CleanState:
     def _left_over(self) -> str:
         if self.spoiled:
             return self.spoiled
-        for name, module in self.modules.items():
-            if sys.modules.get(name) is not module:
-                return f"module {name} removed or replaced"
+        if name := _replaced(self.modules, sys.modules):
+            return f"module {name} removed or replaced"
         for name, functions in self.functions.items():
-            now = vars(self.modules[name])
-            for key, value in functions.items():
-                if now.get(key) is not value:
-                    return f"{name}.{key} replaced"
+            if key := _replaced(functions, vars(self.modules[name])):
+                return f"{name}.{key} replaced"
         if threads := [t.name for t in threading.enumerate() if t not in self.threads]:
             return f"thread {threads[0]} left running"
         reap()
@@ -325,6 +324,12 @@ class CleanState:
         if torch.nn.modules.module._has_any_global_hook():
             return "a global module hook left behind"
         return "a trace left recording" if trace.recording() else ""
+
+
+def _replaced(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first name that is another object now, or none; thousands of names after each job, so without a loop here."""
+    same = map(operator.is_, before.values(), map(now.get, before))
+    return next(itertools.compress(before, map(operator.not_, same)), None)
 
 
 def _tasks() -> int:

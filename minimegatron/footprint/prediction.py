@@ -39,7 +39,7 @@ from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes
 from minimegatron.footprint.events import Unpredicted, require_known
 from minimegatron.footprint.kinds import StageRun
-from minimegatron.footprint.states import fsdp2_states, meta_model, meta_wrapper, states
+from minimegatron.footprint.states import fsdp2_states, planned_model, states
 from minimegatron.footprint.travel import Travel
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.chunks import ModelChunks, schedule_of
@@ -192,8 +192,8 @@ def predict(
         ConfigError: the layout is not possible.
     """
     mesh = Mesh.planned(parallel, rank, world)
-    model = meta_model(config, mesh, optimizer, spec)
-    plan, ddp = plan_stages(parallel, config.num_layers), meta_wrapper(model, mesh, optimizer)
+    plan, ddp = plan_stages(parallel, config.num_layers), planned_model(config, mesh, optimizer, spec)
+    model = ddp.module
     z = sizes_of(config, mesh, optimizer, work, spec)
     lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
     layers = tuple(int(n) for m in model.modules() if isinstance(m, TransformerBlock) for n in m.layers)

@@ -6,6 +6,7 @@ are built on torch's `meta` device, where tensors have shapes and no memory, and
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config import OptimizerConfig, TransformerConfig
+from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.chunks import build_chunks
 from minimegatron.models.spec import ModuleSpec
@@ -48,6 +49,26 @@ def meta_wrapper(model: Any, mesh: Mesh, optimizer: OptimizerConfig) -> Distribu
         overlap_param_gather=parallel.overlap_param_gather,
         grad_dtype=optimizer.grad_dtype,
     )
+
+
+def planned_model(
+    config: TransformerConfig, mesh: Mesh, optimizer: OptimizerConfig, spec: ModuleSpec | None = None
+) -> DistributedDataParallel:
+    """The `meta_model` of a rank of a planned mesh, in its wrapper.
+
+    A plan asks the same rank for its memory, its messages and its time, so the last few of known layers are kept.
+    """
+    if spec is None:
+        return _planned_model(config, mesh.parallel, mesh.rank, mesh.world.size, optimizer)
+    return meta_wrapper(meta_model(config, mesh, optimizer, spec), mesh, optimizer)
+
+
+@functools.lru_cache(maxsize=4)
+def _planned_model(
+    config: TransformerConfig, parallel: ParallelConfig, rank: int, world: int, optimizer: OptimizerConfig
+) -> DistributedDataParallel:
+    mesh = Mesh.planned(parallel, rank, world)
+    return meta_wrapper(meta_model(config, mesh, optimizer), mesh, optimizer)
 
 
 def states(ddp: DistributedDataParallel, config: OptimizerConfig) -> dict[str, int]:

@@ -39,6 +39,7 @@ RUN_DIR, AGENT = "MINIMEGATRON_RUN_DIR", "MINIMEGATRON_AGENT"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_ALL_KINDS = 0x40000000 if sys.platform == "linux" else 0  # __WALL of wait.h: whatever signal says that one has ended
 
 
 def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -139,6 +140,8 @@ def no_tokenizer_threads() -> None:
 
 def children(pid: int) -> list[int]:
     """Living or unreaped children of a process, whichever of its threads started them."""
+    if pid == os.getpid() and not _has_children():
+        return []
     if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):  # a kernel without that list
         return sorted(child for child, parent in _parents().items() if parent == pid)
     pids: set[int] = set()
@@ -148,6 +151,15 @@ def children(pid: int) -> list[int]:
         except OSError:
             continue
     return sorted(pids)
+
+
+def _has_children() -> bool:
+    """Whether this process has any; asked of the kernel in one call, where the lists are a file for each thread."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _ALL_KINDS)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _parents() -> dict[int, int]:

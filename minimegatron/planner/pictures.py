@@ -22,7 +22,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.footprint.dry_run import Sizes
 from minimegatron.footprint.events import FORWARD, Operation
 from minimegatron.footprint.prediction import Passage, actions_of, passages, sizes_of
-from minimegatron.footprint.states import meta_model, meta_wrapper
+from minimegatron.footprint.states import planned_model
 from minimegatron.memory import ACTIVATIONS, WORKSPACE, Sample
 from minimegatron.planner.pass_time import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE, pieces_run
 from minimegatron.planner.planning import Plan, without_host
@@ -61,7 +61,7 @@ def memory_over_step(told: Plan) -> MemoryOverStep:
     for rank, row in zip(told.memory, rows, strict=True):
         mesh = Mesh.planned(run.parallel, rank, told.world)
         here = sizes_of(run.model, mesh, run.optimizer, work, spec_of(run))
-        ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer, spec_of(run)), mesh, run.optimizer)
+        ddp = planned_model(run.model, mesh, run.optimizer, spec_of(run))
         passed = zip(passages(ddp, here, actions_of(plan, here, few)), row, strict=True)
         lasting = without_host(told.memory[rank].lasting)
         samples = [Sample(0.0, lasting)]

@@ -26,7 +26,7 @@ from minimegatron.config.stages import StagePlan, plan_stages
 from minimegatron.footprint.dry_run import Sizes
 from minimegatron.footprint.events import require_known
 from minimegatron.footprint.prediction import sizes_of
-from minimegatron.footprint.states import meta_model, meta_wrapper
+from minimegatron.footprint.states import planned_model
 from minimegatron.models.chunks import placement_of, schedule_of
 from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, simulate
 from minimegatron.planner.cluster import Cluster
@@ -80,7 +80,7 @@ def around(run: RunConfig, rank: int, world: int, cluster: Cluster, mine: PassTi
     """The `Around` of one rank, whose stages take `mine` for a microbatch."""
     work, parallel = work_of_run(run, world, cluster.device), run.parallel
     mesh, plan = Mesh.planned(parallel, rank, world), plan_stages(parallel, run.model.num_layers)
-    ddp = meta_wrapper(meta_model(run.model, mesh, run.optimizer, spec_of(run)), mesh, run.optimizer)
+    ddp = planned_model(run.model, mesh, run.optimizer, spec_of(run))
     z = sizes_of(run.model, mesh, run.optimizer, work, spec_of(run))
     found: dict[str, list[float]] = {}
     few = min(work.microbatches, plan.ranks + work.microbatches % plan.ranks)  # each sends the same

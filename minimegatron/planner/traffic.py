@@ -33,7 +33,7 @@ from minimegatron.footprint.events import Message, Sent, Waited, require_known
 from minimegatron.footprint.kinds import StageRun, one_of_each
 from minimegatron.footprint.prediction import actions_of, sizes_of
 from minimegatron.footprint.recorder import Messages
-from minimegatron.footprint.states import meta_model, meta_wrapper
+from minimegatron.footprint.states import planned_model
 from minimegatron.layers.param import layout_of
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import ModelChunks, schedule_of
@@ -58,7 +58,7 @@ def run_messages(run: RunConfig, rank: int, world: int, device: str = "cuda") ->
     config, parallel, optimizer = run.model, run.parallel, run.optimizer
     require_known(not optimizer.freeze and config.lora_rank is None, "messages of a model with frozen parameters")
     mesh, work = Mesh.planned(parallel, rank, world), work_of_run(run, world, device)
-    ddp = meta_wrapper(meta_model(config, mesh, optimizer, spec_of(run)), mesh, optimizer)
+    ddp = planned_model(config, mesh, optimizer, spec_of(run))
     z = sizes_of(config, mesh, optimizer, work, spec_of(run))
     found = step_messages(plan_stages(parallel, config.num_layers), ddp, z, work.microbatches)
     found.update((m, "optimizer") for m in update_messages(ddp, optimizer))

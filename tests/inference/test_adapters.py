@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import peft
 import pytest
 import torch
 
@@ -42,6 +41,8 @@ class Made(NamedTuple):
 
 
 def make(folder, name, given):
+    import peft  # 660 modules, which other files of a run do without
+
     base = hf_model(name)
     base.save_pretrained(str(folder / "base"))
     merged, told = {"": folder / "base"}, {}

@@ -41,7 +41,7 @@ def test_played_is_computed(name, params):
         played, computed = (e.generate(prompts, 12, params, seed=seed) for e in (engine, plain))
         assert words(played) == words(computed)
         for a, b in zip(played, computed, strict=True):
-            assert a.log_probs == pytest.approx(b.log_probs, abs=1e-6)
+            assert a.log_probs == pytest.approx(b.log_probs, abs=1e-5)  # batches of other sizes add in another order
     assert recorder.events == ["warm"] * WARMUP_STEPS + ["record"] + ["play"] * (2 * 11 - WARMUP_STEPS)
 
 

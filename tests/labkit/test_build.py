@@ -14,7 +14,10 @@ from labkit import build
 from labkit.exercises import load_lab
 from labkit.source import notebooks
 from minimegatron.errors import ConfigError
+from tests.labkit.cells import SOURCES
+from tests.thorough import mostly_thorough
 
+pytestmark = pytest.mark.slow  # a build starts two kernels
 ROOT = Path(__file__).resolve().parents[2]
 MINI = Path(__file__).parent / "mini" / "course" / "00_mini" / "lab.py"
 FOLDED = '# %% jupyter={"source_hidden": true}'
@@ -54,7 +57,6 @@ def outputs(notebook: Any) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------- what is built
 
 
-@pytest.mark.slow
 def test_the_solution_gets_full_marks_and_the_lab_none(built: Path) -> None:
     solution, lab = (outputs(read(built, f"{folder}/00_mini.ipynb")) for folder in ("solutions", "labs"))
     assert solution["check-bubble"] == "✔ bubble   passed         5/5"
@@ -118,22 +120,21 @@ NBGRADER = {
 }  # fmt: skip
 
 
-def test_nbgraders_metadata_obey_its_schema() -> None:
+@pytest.mark.parametrize("source", mostly_thorough([MINI, *SOURCES], [0]), ids=lambda path: path.parent.name)
+def test_nbgraders_metadata_obey_its_schema(source: Path) -> None:
     """The rules of nbgrader's own validator, without nbgrader."""
-    sources = [MINI, *sorted(ROOT.glob("course/[0-9][0-9]_*/lab.py"))]
-    for source in sources:
-        for notebook, _ in notebooks(source):
-            known = [(cell, cell.metadata["nbgrader"]) for cell in notebook.cells if "nbgrader" in cell.metadata]
-            ids = [meta["grade_id"] for _, meta in known]
-            assert len(set(ids)) == len(ids) > 0
-            for cell, meta in known:
-                assert all(type(value) is NBGRADER[key] for key, value in meta.items())
-                assert {"schema_version", "grade", "solution", "locked", "task", "grade_id"} <= set(meta)
-                assert meta["schema_version"] == 3 and meta["grade_id"] == cell.id and not meta["task"]
-                assert ("points" in meta) == meta["grade"] and cell.cell_type == "code"
-                assert meta["solution"] != meta["locked"], "a learner writes in solution cells and in no others"
-            lab = load_lab("tests.labkit.mini_course" if source == MINI else f"course.{source.parent.name}")
-            assert sum(meta.get("points", 0) for _, meta in known) == lab.points
+    for notebook, _ in notebooks(source):
+        known = [(cell, cell.metadata["nbgrader"]) for cell in notebook.cells if "nbgrader" in cell.metadata]
+        ids = [meta["grade_id"] for _, meta in known]
+        assert len(set(ids)) == len(ids) > 0
+        for cell, meta in known:
+            assert all(type(value) is NBGRADER[key] for key, value in meta.items())
+            assert {"schema_version", "grade", "solution", "locked", "task", "grade_id"} <= set(meta)
+            assert meta["schema_version"] == 3 and meta["grade_id"] == cell.id and not meta["task"]
+            assert ("points" in meta) == meta["grade"] and cell.cell_type == "code"
+            assert meta["solution"] != meta["locked"], "a learner writes in solution cells and in no others"
+        lab = load_lab("tests.labkit.mini_course" if source == MINI else f"course.{source.parent.name}")
+        assert sum(meta.get("points", 0) for _, meta in known) == lab.points
 
 
 def test_cell_ids_do_not_move_when_a_cell_is_inserted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.labkit.kernel import Kernel, Said
 
+pytestmark = pytest.mark.slow  # two starts of a kernel; `test_magics` has one
 ROOT = Path(__file__).resolve().parents[2]
 BUBBLE = "%%exercise bubble\ndef bubble(p, m):\n    return (p - 1) / (m + p - 1)\n"
 STUB = '%%exercise bubble\ndef bubble(p, m):\n    raise NotImplementedError("your code here")\n'
@@ -106,7 +107,6 @@ def opened(first_cell: Said) -> list[str]:
 # -------------------------------------------------------------------------------------------------- coming back
 
 
-@pytest.mark.slow
 def test_the_first_cell_loads_what_was_saved(folder: Path, evening: Evening) -> None:
     nothing, _, stub, *_ = evening.saved
     assert nothing.text == "lab 00_mini: 0 of 12 points; next: bubble", "nothing is saved, nothing is said"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import peft
 import pytest
 
 from minimegatron.checkpoint.huggingface import state_from_huggingface
@@ -79,6 +78,8 @@ def test_a_server_that_should_not_begin(words, says):
 
 
 def test_a_request_names_an_adapter_as_its_model(ranks, folder, tokenizer, tmp_path):
+    import peft
+
     model = peft.get_peft_model(hf_model("llama2"), peft.LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj"]))
     for name, param in model.named_parameters():
         if "lora_B" in name:

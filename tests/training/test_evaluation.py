@@ -53,7 +53,7 @@ CASES = {
     "zero-3, pp": (4, f"{PP} {ZERO} optim_grads_params"),
     "fsdp2": (2, "--use-torch-fsdp2"),
 }
-ORDINARY = ["dropout", "experts, fp8", "tp, bias", "pp, fp8", "zero-1", "zero-3"]
+ORDINARY = ["dropout", "experts, fp8", "pp, bias", "zero-3"]
 
 
 def trained(rank: int, world: int, line: str, moments: tuple[str, ...]) -> tuple[Any, dict[str, list[torch.Tensor]]]:

@@ -66,7 +66,7 @@ def travelled(rank: int, world: int, case: Case) -> tuple[dict[tuple[str, str], 
     return found, ddp.grad_buffers[0].layout.total, outside
 
 
-@pytest.mark.parametrize("instances", mostly_slow([1, 2, 4], [1]))
+@pytest.mark.parametrize("instances", mostly_thorough([1, 2, 4], [1]))
 @pytest.mark.parametrize("sharding", mostly_slow(["optim", "optim_grads", "optim_grads_params"], [0, 2]))
 def test_what_travels_inside_of_an_instance_and_between_them(ranks: Any, sharding: str, instances: int) -> None:
     """Inside whole buckets, between instances a shard: the same 2 (D-1)/D in all, most of it among neighbours."""
@@ -139,12 +139,12 @@ def kept(rank: int, world: int, sharding: str, instances: int) -> tuple[int, dic
 
 
 LAWS = [(s, world, 1) for world in (2, 4) for s in STAGES] + [(s, 4, n) for n in (2, 4) for s in STAGES[1:]]
-ORDINARY = (("no_shard", 2, 1), ("optim", 4, 4), ("optim_grads", 2, 1), ("optim_grads_params", 4, 2))
+ORDINARY = (("optim", 4, 4), ("optim_grads", 2, 1), ("optim_grads_params", 4, 2))
 
 
 @pytest.mark.parametrize(
     "sharding, world, instances",
-    mostly_thorough(LAWS, ORDINARY.__contains__, ORDINARY[2:3].__contains__),
+    mostly_thorough(LAWS, ORDINARY.__contains__, ORDINARY[1:2].__contains__),
 )
 def test_bytes_of_a_rank_follow_the_laws(ranks: Any, sharding: str, world: int, instances: int) -> None:
     """bf16 weights, fp32 gradients, main parameters and moments: 18 bytes a parameter, of which shards have 1/d.
@@ -167,7 +167,7 @@ def test_bytes_of_a_rank_follow_the_laws(ranks: Any, sharding: str, world: int, 
 
 
 @SLOW
-@pytest.mark.parametrize("world, instances", mostly_thorough([(2, 1), (4, 1), (4, 2)], [2]))
+@pytest.mark.parametrize("world, instances", mostly_thorough([(2, 1), (4, 1), (4, 2)], [0]))
 def test_bytes_of_a_rank_under_fsdp2(ranks: Any, world: int, instances: int) -> None:
     """fp32 shards are parameters and main parameters in one: 16 bytes a parameter, over the ranks of an instance."""
     for count, lasting, _ in ranks(world).run(kept, "fsdp2", instances):
