@@ -33,6 +33,7 @@ WIDTH, HEIGHT, STEP = 1.5, 0.56, 1.1  # of a box, and from one layer to the next
 # Where a package stands in its layer, so that arrows have a way; others are spread evenly.
 ACROSS = {
     **{"course": -2.0, "labkit": -3.8, "cli": 3.4, "commands": 3.4, "training": 3.4, "inference": 5.5, "models": 1.0},
+    "watch": 4.6,
     **{"parallel": -1.0, "layers": 1.0, "optim": 2.8, "checkpoint": 6.2, "kernels": 0.0, "data": 2.0, "viz": -3.8},
     **{
         "launch": 2.6,

@@ -29,6 +29,7 @@ COMMANDS = {
     "grpo": ("minimegatron.commands.grpo", "learn from rewards: answers are drawn, judged and compared in groups"),
     "ppo": ("minimegatron.commands.ppo", "learn from rewards, with a value head"),
     "distill": ("minimegatron.commands.distill", "a student learns the distribution of a teacher"),
+    "watch": ("minimegatron.commands.watch", "a page that shows a run while it trains, or two"),
     "lora": ("minimegatron.commands.lora", "adapters of a run: export to PEFT, import from it, merge"),
     "torchrun": ("labkit.ranks.agent", "torchrun, without its report of 40 lines when a rank has failed"),
     "checkpoint": ("minimegatron.commands.checkpoint", "inspect, verify or compare what a training has saved"),

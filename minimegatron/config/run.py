@@ -135,11 +135,29 @@ class TrainingConfig(Config):
     wandb_exp_name: str | None = opt(OBSERVED, None, "name of the run there", rank_local="rank 0 alone logs")
     wandb_entity: str | None = opt(OBSERVED, None, "team or user there", rank_local="rank 0 alone logs")
     wandb_save_dir: str | None = opt(OBSERVED, None, "folder for its local files", rank_local="rank 0 alone logs")
+    trackio_project: str | None = opt(
+        OBSERVED, None, "also log to this project of trackio, on this machine", rank_local="rank 0 alone logs"
+    )
+    trackio_exp_name: str | None = opt(OBSERVED, None, "name of the run there", rank_local="rank 0 alone logs")
     log_file: str | None = opt(
         OBSERVED,
         None,
-        "also write one JSON object a step to this file; another run that is there is kept as FILE.1",
+        "also write one JSON object a step to this file, which `minimegatron watch` draws; another run that is there "
+        "is kept as FILE.1",
         rank_local="rank 0 alone writes it",
+    )
+    log_norms_interval: int | None = opt(
+        OBSERVED,
+        None,
+        "steps between norms by layer, of the gradient before it is clipped, of the weights and of their update",
+        least=1,
+    )
+    log_params_norm: bool = opt(OBSERVED, False, "each line has the norm of all weights before its step")
+    log_timeline_interval: int | None = opt(
+        OBSERVED,
+        None,
+        "steps between timelines: the passes, messages and waits of every rank in one step, for the log file",
+        least=1,
     )
     check_replicas_interval: int | None = opt(
         OBSERVED, None, "steps between bitwise comparisons of replicated weights", least=1

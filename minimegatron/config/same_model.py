@@ -62,6 +62,7 @@ NEEDS = {
     "eval_iters save_keep_best": "eval_interval",
     "split": "mock_data=False train_data_path=()",
     "wandb_exp_name wandb_entity wandb_save_dir": "wandb_project",
+    "trackio_exp_name": "trackio_project",
     "cuda_graph_scope cuda_graph_warmup_steps": "cuda_graph_impl=local",
     "profile_step_start profile_step_end profile_ranks profile_dir": "profile",
     "corpus_path corpus_key corpus_megabytes": "corpus",

@@ -139,6 +139,19 @@ def grad_stats(
     return GradStats(torch.where(total[2] > 0, math.inf, norm), total[1], total[2])
 
 
+@torch.no_grad()
+def squares_of(tensors: Sequence[torch.Tensor], squared_norms: SquaredNorms) -> torch.Tensor:
+    """The sum of squares of each tensor, [n] in fp64. Does not wait for the device.
+
+    Args:
+        tensors: not empty, none without elements, on one device.
+        squared_norms: see `grad_stats`.
+    """
+    squares, _, order = squared_norms(tensors)
+    of, _ = _pieces(_sizes([(t, True) for t in tensors]), order, tensors[0].device)
+    return squares.new_zeros(len(tensors)).index_add_(0, of, squares)
+
+
 def _sizes(grads: Sequence[tuple[torch.Tensor, bool]]) -> tuple[tuple[int, bool], ...]:
     return tuple((g.numel(), counts) for g, counts in grads)
 

@@ -43,7 +43,7 @@ from minimegatron.config import OptimizerConfig
 from minimegatron.errors import BadStep, CheckpointError, did_you_mean
 from minimegatron.kernels import ops
 from minimegatron.kernels.optimizer import Tables
-from minimegatron.optim.clip import GradStats, SquaredNorms, clip_coefficient, grad_stats
+from minimegatron.optim.clip import GradStats, SquaredNorms, clip_coefficient, grad_stats, squares_of
 from minimegatron.optim.main_params import MainParam, Ready, Update
 from minimegatron.optim.scaler import GradScaler
 
@@ -142,6 +142,15 @@ class MixedPrecisionOptimizer:
             self._update.step(ready, clip / scale)  # steps 4 to 6
             self._publish()
             return StepResult(True, norm / scale, int(num_zeros) if log_zeros else None, False, scale)
+
+    def weights(self, params: Sequence[MainParam]) -> list[torch.Tensor]:
+        """What the update of these parameters moves, in fp32: main parameters, or copies where they are kept in another
+        form."""
+        return [self._update.tensors(p).get("fp32_param", p.main).detach().float() for p in params]
+
+    def squares(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of squares of each tensor, [n] in fp64, by the kernel of the gradient's norm."""
+        return squares_of(tensors, self._squared_norms)
 
     def _not_finite(self, ready: list[tuple[MainParam, torch.Tensor]], nonfinite: int) -> BadStep:
         """The error, with those of the parameters that this rank has."""

@@ -193,7 +193,8 @@ def _read_config(path: str, known: Iterable[str]) -> dict[str, Any]:
         raise ConfigError(
             f"--config {path} holds a {type(sections).__name__}", fix='for example {"model": {"num_layers": 4}}'
         )
-    sections.pop("event", None)  # the first line of a log file is a configuration
+    for key in ("event", "machine"):  # the first line of a log file is a configuration
+        sections.pop(key, None)
     for section, values in sections.items():
         if section not in (*known, "spec"):
             fix = did_you_mean(section, known) or f"choose among {', '.join(known)}, spec"

@@ -47,8 +47,10 @@ from minimegatron.training.observers import Observer
 from minimegatron.training.observers.checks import FirstStepCheck, ReplicaCheck
 from minimegatron.training.observers.evaluation import Evaluation
 from minimegatron.training.observers.metrics import EpochLines, Metrics
+from minimegatron.training.observers.norms import Norms
 from minimegatron.training.observers.profile import Profile
 from minimegatron.training.observers.stragglers import Stragglers
+from minimegatron.training.observers.timeline import Timeline
 from minimegatron.training.rules import batch_sizes, check_run
 from minimegatron.training.run_state import RunState
 from minimegatron.training.same_run import facts_of
@@ -96,6 +98,8 @@ def build_trainer(run: RunConfig, mesh: Mesh | None = None, task: type[Task] = T
     samples = sizes.samples_of(train_iters)
     metrics.say(describe_run(run, train_iters, sizes))
     metrics.say(describe_data(run, data, data.train, samples))
+    if metrics.peak is not None:
+        metrics.say(f"MFU, below: of {metrics.peak:g} TFLOP/s, the dense bf16 peak of {metrics.device_name}")
     checkpoints = Checkpoints(run.checkpoint, state, metrics.say)
     checkpoints.begin_run(functools.partial(keep_what_was_given, run.checkpoint.load, data))
     return Trainer(
@@ -176,15 +180,18 @@ def _observers(
         metrics.say(text)
 
     profile = on_all_ranks(lambda: Profile(training, mesh.rank, mesh.device), mesh.world)
-    memory = on_all_ranks(lambda: MemoryReport(run, mesh, state.model, optimizer, say), mesh.world)
+    memory = on_all_ranks(lambda: MemoryReport(run, mesh, state.model, optimizer, say, metrics.write), mesh.world)
     if training.log_memory_to_tensorboard:
         metrics.more_tags = memory.tags
+    metrics.epochs, metrics.owners = train_set.read_epochs, memory.bytes_held
+    norms = Norms(optimizer, mesh, training, metrics.add)
+    timeline = Timeline(mesh, training.log_timeline_interval, metrics.add, metrics.write)
     epochs = EpochLines(
         train_set, sizes.samples_of(train_iters), training.log_interval, say if metrics.speaks else None
     )
     replicas = ReplicaCheck(state.model, mesh, training.check_replicas_interval)
     stragglers = Stragglers(training, mesh, say, metrics.log)
-    observers: list[Observer] = [epochs, metrics, stragglers, memory, profile, replicas]
+    observers: list[Observer] = [epochs, norms, timeline, metrics, stragglers, memory, profile, replicas]
     if training.check_first_step:
         batch_size = sizes.global_batch_size_at(0)
         first = FirstStepCheck(run, mesh, train_set, batch_size, forward_step, say)

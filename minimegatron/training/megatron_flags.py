@@ -130,7 +130,7 @@ UNSUPPORTED = """
     multiple-validation-sets mid-level-dataset-surplus object-storage-cache-path padded-vocab-size
     step-batch-size-schedule eval-global-batch-size eval-micro-batch-size start-eval-at-iter skip-train
     iterations-to-skip lr-wsd-decay-samples batch-size pytorch-profiler-* use-nsys-profiler nvtx-ranges
-    record-shapes log-params-norm log-timers-* straggler-ctrlr-port disable-straggler-* timing-log-*
+    record-shapes log-timers-* straggler-ctrlr-port disable-straggler-* timing-log-*
     log-progress log-world-size-* log-energy log-l2-* log-max-* log-runtime-* log-device-* tensorboard-log-interval
     tensorboard-queue-size one-logger-* no-one-logger enable-one-logger logging-level app-tag-* otel-*
     throughput-window-size inprocess-* ft-* enable-ft-package calc-ft-timeouts error-injection-*

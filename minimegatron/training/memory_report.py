@@ -27,7 +27,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -68,6 +68,7 @@ class MemoryReport(Observer):
         mesh: the ranks; all count the same steps.
         model, optimizer: the owners of tensors.
         say: prints a table.
+        write: given the same numbers, for the log file.
 
     Raises:
         ConfigError: the allocator's history is asked for without a GPU.
@@ -80,8 +81,10 @@ class MemoryReport(Observer):
         model: DataParallel,
         optimizer: MixedPrecisionOptimizer,
         say: Callable[[str], None] = print,
+        write: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
         self.run, self.mesh, self.model, self.optimizer, self.say = run, mesh, model, optimizer, say
+        self.write = write
         self._counted: tuple[int, Counted] | None = None  # number of a step that was watched
         self.interval = run.training.log_memory_interval
         self.recording = run.training.record_memory_history
@@ -104,7 +107,9 @@ class MemoryReport(Observer):
         """Print the table of the step, if its memory was counted."""
         if self._counted is not None:
             (iteration, mine), self._counted = self._counted, None
-            self.say(f"memory of step {iteration}\n{self._table(gather_objects(mine, self.mesh.world))}")
+            rows = self._rows(gather_objects(mine, self.mesh.world))
+            self.say(f"memory of step {iteration}\n{table(rows)}")
+            self.write({"event": "memory", "iteration": iteration, "rows": rows})
 
     @contextlib.contextmanager
     def _watched(self, iteration: int) -> Iterator[None]:
@@ -120,7 +125,7 @@ class MemoryReport(Observer):
         lasting = sum(self.bytes_held().values())
         self._counted = iteration, (dict(peak.owners), lasting, where, allocated, shared_memory.nbytes())
 
-    def _table(self, counted: list[Counted]) -> str:
+    def _rows(self, counted: list[Counted]) -> list[Row]:
         rows: list[Row] = []
         place = self.mesh.world.size, self.mesh.device.type
         for rank, (owners, lasting, where, allocated, shared) in enumerate(counted):
@@ -128,7 +133,7 @@ class MemoryReport(Observer):
             rows += [("counted", owners, lasting, where)]
             rows += [("allocated", {}, allocated, "the allocator's peak")] * bool(allocated)
             rows += [("messages", {}, shared, "shared memory, in no tensor")] * bool(shared)
-        return table(rows)
+        return rows
 
     def held(self) -> dict[str, list[torch.Tensor]]:
         """{owner: tensors that last from step to step}."""

@@ -70,11 +70,12 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
         "bad_step rollback without a folder of whole checkpoints to go back to",
         "--save FOLDER --save-interval N, without --no-save-optim and --no-save-rng",
     )
-    require(
-        run.training.wandb_project is None or importlib.util.find_spec("wandb") is not None,
-        "--wandb-project needs the wandb package",
-        "pip install wandb, or drop the flag",
-    )
+    for package in ("wandb", "trackio"):
+        require(
+            getattr(run.training, f"{package}_project") is None or importlib.util.find_spec(package) is not None,
+            f"--{package}-project needs the {package} package",
+            f"pip install {package}, or drop the flag",
+        )
     if reads and run.task is None:
         _check_data(run.data)
     elif reads and run.task_name in ("sft", "dpo", "reward", "distill"):

@@ -959,4 +959,25 @@ MUTANTS = (
         "nothing that an answer names is remarked", "labkit/submissions.py", "sorted(modules | used)", "[]",
         "tests/labkit/test_submissions.py",
     ),
+    Mutant(
+        "norms by layer count copies of a weight on every rank", "minimegatron/training/observers/norms.py",
+        "if p.counts_here and p.main.numel()", "if p.main.numel()", "tests/training/test_norms.py -k one_process",
+    ),
+    Mutant(
+        "norms by layer keep the loss scale", "minimegatron/training/observers/norms.py",
+        "table[GRAD] /= self.optimizer.loss_scale**2", "pass", "tests/training/test_norms.py -k main_parameters",
+    ),
+    Mutant(
+        "steps that a resumed run repeats stay in a watched log", "minimegatron/watch/log.py",
+        "                column.cut(at)", "                pass", "tests/watch/test_log.py -k repeat",
+    ),
+    Mutant(
+        "a smoothed curve begins anew in each bucket", "minimegatron/watch/columns.py",
+        "np.minimum(begins, np.searchsorted(at, at[ends - 1] - smooth, \"right\"))", "begins",
+        "tests/watch/test_columns.py -k extremes_and_the_mean",
+    ),
+    Mutant(
+        "a page of the web reads the runs of this machine", "minimegatron/watch/server.py",
+        "not in HOSTS and host not in HOSTS", "== host == HOSTS", "tests/watch/test_server.py -k reads_only",
+    ),
 )  # fmt: skip

@@ -253,6 +253,7 @@ def test_query_groups_without_their_switch_are_said_aloud():
         ("--attention-backend te --attention-dropout 0", "pip install 'transformer-engine[pytorch]'"),
         ("--tensor-model-parallel-size 2", "cannot be divided"),
         ("--wandb-project x", "pip install wandb"),
+        ("--trackio-project x", "pip install trackio"),
         ("--lr-warmup-iters 200", "does not end before the decay"),
         ("--train-samples 3 --global-batch-size 4", "do not fill a global batch of 4"),
         ("--split 1,x", "is not one to three shares"),
@@ -316,7 +317,7 @@ def test_the_later_source_wins(tmp_path):
 def test_a_configuration_survives_json(tmp_path):
     run = parse("--preset laptop-10m --rampup-batch-size 2 2 8 --global-batch-size 4 --spec a b --bf16")
     path = tmp_path / "run.json"
-    path.write_text(json.dumps({"event": "config", **run.to_dict()}))
+    path.write_text(json.dumps({"event": "config", "machine": {"world_size": 2}, **run.to_dict()}))
     again = parse_args(["--config", str(path)])
     assert again.to_dict() == run.to_dict() and again.spec == ("a", "b")
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import sqlite3
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,6 +119,53 @@ def test_every_log_gets_the_same_numbers(tmp_path, capsys):
     }
     assert {tag: values[tag] for tag in wanted} == wanted
     assert values["learning-rate"] == pytest.approx(1e-3) and "mfu" not in values
+
+
+def test_trackers_get_the_same_tags(monkeypatch, capsys):
+    """W&B and trackio have one interface: `init`, and a run's `log` and `finish`."""
+    told: list[tuple] = []
+
+    class Run:
+        def log(self, tags: dict, step: int) -> None:
+            told.append((step, tags))
+
+        def finish(self) -> None:
+            told.append(("finish",))
+
+    def module(name: str) -> SimpleNamespace:
+        return SimpleNamespace(__spec__=object(), init=lambda **options: told.append((name, options)) or Run())
+
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, module(name))
+    run = run_of(*"--wandb-project p --wandb-exp-name e --trackio-project q".split())
+    metrics = Metrics(run, 2, Mesh.serial())
+    metrics.say("a line for the console and the log file")
+    metrics.step(report(2.5), 1, 8, 8, 0.5)
+    metrics.close()
+    (wandb, first), (trackio, second), (step, tags), again, *ends = told
+    assert (wandb, first["project"], first["name"], trackio, second["project"]) == ("wandb", "p", "e", "trackio", "q")
+    assert first["config"] == second["config"] == run.to_dict() and ends == [("finish",)] * 2
+    assert step == 1 and tags["lm loss"] == 2.5 and tags["samples-per-second"] == 16.0 and again == (1, tags)
+
+
+@pytest.mark.thorough
+def test_trackers_that_are_installed_write_here(tmp_path, monkeypatch):
+    pytest.importorskip("trackio")
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    code = (
+        "from minimegatron.comm.mesh import Mesh; from minimegatron.training.observers.metrics import Metrics; "
+        "from tests.training.test_metrics import report, run_of; "
+        "m = Metrics(run_of(*'--wandb-project p --wandb-save-dir . --trackio-project q'.split()), 2, Mesh.serial()); "
+        "m.step(report(2.5), 1, 8, 8, 0.5); m.close()"
+    )
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment, timeout=240)
+    with sqlite3.connect(tmp_path / "q.db") as database:
+        ((step, metrics),) = database.execute("select step, metrics from metrics").fetchall()
+    assert step == 1 and json.loads(metrics)["lm loss"] == 2.5
+    (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert written.stat().st_size > 0
 
 
 def test_only_rank_zero_speaks_and_writes(tmp_path, capsys):

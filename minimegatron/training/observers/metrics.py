@@ -9,8 +9,11 @@ With `--log-interval k` the loss, time and throughput of a line are means over i
 (fp16 overflow), or whose loss is not finite, is counted as such and is not in the mean.
 
 TFLOP/s and MFU count model FLOPs with the causal half of attention against the dense bf16 peak (`training/flops`);
-MFU is printed if the peak of the device is known and the model computes in 16 bits. Peak memory is what rank 0
-allocated on its GPU, or its resident set on a CPU.
+MFU is printed if the peak of the device is known and the model computes in 16 bits, and the banner names that peak.
+Peak memory is what rank 0 allocated on its GPU, or its resident set on a CPU.
+
+The log file has more: the time, samples/s, the epoch of each part of the data, memory now, and by owner, and what other
+observers add to a line (`add`: norms by layer) or write as an object of its own (`write`: a timeline, counted memory).
 
 Megatron-LM: `training_log` and `evaluate_and_print_results` in `megatron/training/training.py`.
 """
@@ -18,6 +21,7 @@ Megatron-LM: `training_log` and `evaluate_and_print_results` in `megatron/traini
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import resource
 import sys
@@ -36,10 +40,22 @@ from minimegatron.layers.moe.balance import imbalance
 from minimegatron.layers.moe.placement import WINDOW, summarise, summary_record, summary_tags, table
 from minimegatron.training.flops import peak_tflops, step_flops
 from minimegatron.training.observers import Observer, Step
-from minimegatron.training.observers.sinks import open_sinks
+from minimegatron.training.observers.sinks import Sink, open_sinks
 from minimegatron.training.reports import StepReport
 
+OWNERS_EVERY = 100  # lines; to look for all tensors that last takes milliseconds
 LARGEST_EXPONENT = 20.0  # perplexity is exp(loss); Megatron stops it here so that a bad start prints a number
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """The memory of this rank now: allocated on its GPU, or resident on a CPU; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return None
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -72,22 +88,47 @@ class Metrics(Observer):
         self.device = mesh.device
         self.expert_ranks = mesh.ep.size
         self.speaks = mesh.rank == 0 and not quiet
-        peak = peak_tflops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
-        self.peak = peak if run.model.params_dtype != "fp32" else None
-        self.sinks = open_sinks(run, self.say) if self.speaks else []
+        self.device_name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        self.peak = peak_tflops(self.device_name) if run.model.params_dtype != "fp32" else None
+        machine = {"world_size": self.world_size, "device": self.device.type, "device_name": self.device_name}
+        machine |= {"peak_tflops": self.peak, "train_iters": train_iters, "time": time.time()}
+        self.sinks: list[Sink] = []
+        self.sinks = open_sinks(run, self._print, machine) if self.speaks else []
         self.more_tags: Callable[[], dict[str, float]] = dict  # of every line, for the sinks
+        self.epochs: Callable[[int], dict[str, float]] = lambda samples: {}  # {name: epochs that so many samples are}
+        self.owners: Callable[[], dict[str, int]] = dict  # {owner: bytes that last from step to step}
+        self._added: dict[str, Any] = {}
+        self._owned: dict[str, int] = {}
+        self.lines = 0
         self.recent: deque[StepReport] = deque(maxlen=WINDOW)
         self._forget()
 
+    @functools.cached_property
+    def sample_flops(self) -> float:
+        """Model FLOPs of a sample, forward and backward."""
+        return step_flops(self.model, 1, self.seq_length)
+
     def say(self, text: str) -> None:
-        """Print a line, on the rank that prints."""
+        """Print a line, on the rank that prints; the log file gets it, too."""
+        self._print(text)
+        self.write({"event": "message", "time": time.time(), "text": text})
+
+    def _print(self, text: str) -> None:
         if self.speaks:
             print(text, flush=True)
+
+    def add(self, found: dict[str, Any]) -> None:
+        """Add fields to the next line of the log, for the sinks; `params_norm` is printed, too."""
+        self._added |= found
 
     def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
         """Hand numbers to every sink, on the rank that prints."""
         for sink in self.sinks:
             sink.log(tags, record, iteration)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write an object of its own to the log file alone; its `event` is a name."""
+        self.log({}, record, record.get("iteration", 0))
 
     def _forget(self) -> None:
         self.steps = self.counted = self.skipped = self.nan = self.samples = 0
@@ -103,6 +144,7 @@ class Metrics(Observer):
         self.experts(list(self.recent), done)
         if reason:
             self.say(f"exiting program at iteration {done}: {reason}")
+        self.write({"event": "end", "time": time.time(), "iteration": done, "reason": reason})
 
     def step(self, report: StepReport, iteration: int, consumed_samples: int, batch_size: int, seconds: float) -> None:
         """Count a step; print when the interval is full.
@@ -131,9 +173,13 @@ class Metrics(Observer):
     def _report(self, last: StepReport, iteration: int, consumed_samples: int, batch_size: int) -> None:
         if not self.speaks:
             return
-        flops = step_flops(self.model, self.samples, self.seq_length) / self.seconds / self.world_size
+        flops = self.samples * self.sample_flops / self.seconds / self.world_size
+        if self.lines % OWNERS_EVERY < 2:  # after the first step, and the second, nothing comes that lasts
+            self._owned = self.owners()
+        self.lines += 1
         record: dict[str, Any] = {
             "event": "train",
+            "time": time.time(),
             "iteration": iteration,
             "train_iters": self.train_iters,
             "consumed_samples": consumed_samples,
@@ -148,15 +194,20 @@ class Metrics(Observer):
             "skipped_iterations": self.skipped,
             "nan_iterations": self.nan,
             "tokens_per_second": self.samples * self.seq_length / self.seconds,
+            "samples_per_second": self.samples / self.seconds,
+            "epochs": self.epochs(consumed_samples),
             "counted_tokens": last.num_tokens,
+            "memory_bytes": memory_bytes(self.device),
             "peak_memory_bytes": peak_memory_bytes(self.device),
+            "memory_by_owner": self._owned,
             "mfu": flops / 1e12 / self.peak if self.peak else None,
             "experts": [dataclasses.asdict(layer) for layer in last.experts],
             "expert_ranks": self.expert_ranks,
+            **self._added,
         }
-        self.say(format_step(record))
-        for sink in self.sinks:
-            sink.log(step_tags(record) | self.more_tags(), record, iteration)
+        self._added = {}
+        self._print(format_step(record))
+        self.log(step_tags(record) | self.more_tags(), record, iteration)
 
     def validation(self, losses: dict[str, float], iteration: int, split: str = "validation", where: str = "") -> None:
         """Print the losses of an evaluation as Megatron does, and feed the sinks.
@@ -170,24 +221,22 @@ class Metrics(Observer):
         if not self.speaks:
             return
         line = format_validation(losses, f"iteration {iteration} {where}".rstrip())
-        self.say(f"{'-' * len(line)}\n{line}\n{'-' * len(line)}")
+        self._print(f"{'-' * len(line)}\n{line}\n{'-' * len(line)}")
         record = {"event": split, "iteration": iteration, "losses": losses}
         tags = {f"{name} {split}": value for name, value in losses.items()}
         tags |= {f"{name} {split} ppl": perplexity(value) for name, value in losses.items() if of_tokens(name)}
-        for sink in self.sinks:
-            sink.log(tags, record, iteration)
+        self.log(tags, record, iteration)
 
     def experts(self, reports: Sequence[StepReport], iteration: int) -> None:
         """Print how evenly experts were loaded in these steps (`layers/moe/placement`); nothing without experts."""
         if not self.speaks or not any(report.experts for report in reports):
             return
         loads = summarise([r.experts for r in reports], self.expert_ranks, self.model.moe_router_num_groups)
-        self.say(table(loads))
+        self._print(table(loads))
         if trace.recording():
             now = time.monotonic()
             trace.emit("experts", "mark", now, now, note=table(loads))
-        for sink in self.sinks:
-            sink.log(summary_tags(loads), {"iteration": iteration, **summary_record(loads)}, iteration)
+        self.log(summary_tags(loads), {"iteration": iteration, **summary_record(loads)}, iteration)
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -220,6 +269,8 @@ def format_step(record: dict[str, Any]) -> str:
         fields.append(f"grad norm: {record['grad_norm']:.3f}")
     if record["num_zeros"] is not None:
         fields.append(f"num zeros: {record['num_zeros']}")
+    if record.get("params_norm") is not None:
+        fields.append(f"params norm: {record['params_norm']:.3f}")
     fields.append(f"number of skipped iterations: {record['skipped_iterations']:3d}")
     fields.append(f"number of nan iterations: {record['nan_iterations']:3d}")
     fields.append(f"tokens/s: {record['tokens_per_second']:.0f}")
@@ -252,13 +303,28 @@ def step_tags(record: dict[str, Any]) -> dict[str, float]:
         "iteration-time": record["elapsed_ms"] / 1000,
         "throughput": record["tflops_per_gpu"],
         "tokens-per-second": record["tokens_per_second"],
+        "samples-per-second": record["samples_per_second"],
         "mem-max-allocated-bytes": record["peak_memory_bytes"],
         **record["losses"],
         **penalties(record),
         **load_tags(record),
+        **norm_tags(record),
     }
-    optional = {"grad-norm": "grad_norm", "num-zeros": "num_zeros", "mfu": "mfu"}
-    return tags | {tag: record[key] for tag, key in optional.items() if record[key] is not None}
+    for name, spent in record.get("sections", {}).items():
+        tags |= {f"time/{name} min": spent[0], f"time/{name} max": spent[1]}
+    epochs = record["epochs"]
+    tags |= {"epoch" if len(epochs) == 1 else f"epoch/{name}": value for name, value in epochs.items()}
+    optional = {"grad-norm": "grad_norm", "num-zeros": "num_zeros", "mfu": "mfu", "params-norm": "params_norm"}
+    optional |= {"mem-bytes": "memory_bytes"}
+    return tags | {tag: value for tag, key in optional.items() if (value := record.get(key)) is not None}
+
+
+def norm_tags(record: dict[str, Any]) -> dict[str, float]:
+    """For each layer the norm of its gradient before clipping, of its weights, and its update over its weights."""
+    kinds = ("grad-norm", "params-norm", "update-ratio")
+    layers = record.get("norms", {}).items()
+    named = {f"{kind}/{layer}": n for layer, norms in layers for kind, n in zip(kinds, norms, strict=True)}
+    return {tag: value for tag, value in named.items() if value is not None}
 
 
 def penalties(record: dict[str, Any]) -> dict[str, float]:

@@ -5,19 +5,22 @@
 | JSON lines  | `--log-file`        | the whole configuration first, then an object a line, full precision |
 | TensorBoard | `--tensorboard-dir` | Megatron's tags                                                      |
 | W&B         | `--wandb-project`   | the same tags; the `wandb` package must be installed                 |
+| trackio     | `--trackio-project` | the same tags, on this machine; `trackio show` draws them            |
+
+`WANDB_MODE=offline` is W&B's own way to write to `--wandb-save-dir` alone. `minimegatron watch` draws the log file.
 
 A log file holds one run: an existing file is renamed, unless the run goes on with `--load` in the same file.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from minimegatron.config import TrainingConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
 
@@ -65,22 +68,20 @@ class TensorBoard:
         self.writer.close()
 
 
-class WeightsAndBiases:
-    """A run of Weights & Biases, under the same tags. `check_run` has made sure that the package is there."""
+class Tracked:
+    """A run of Weights & Biases, or of trackio, which has the same interface, under the same tags.
 
-    def __init__(self, training: TrainingConfig, config: dict[str, Any]) -> None:
-        import wandb
+    Args:
+        package: `wandb` or `trackio`; `check_run` has made sure that it is there.
+        options: of its `init`.
+    """
 
-        self.run = wandb.init(
-            project=training.wandb_project,
-            name=training.wandb_exp_name,
-            entity=training.wandb_entity,
-            dir=training.wandb_save_dir,
-            config=config,
-        )
+    def __init__(self, package: str, **options: Any) -> None:
+        self.run = importlib.import_module(package).init(**options)
 
     def log(self, tags: dict[str, float], record: dict[str, Any], iteration: int) -> None:
-        self.run.log(tags, step=iteration)
+        if tags:
+            self.run.log(tags, step=iteration)
 
     def close(self) -> None:
         self.run.finish()
@@ -96,12 +97,13 @@ def set_aside(path: Path) -> Path | None:
     return free
 
 
-def open_sinks(run: RunConfig, say: Callable[[str], None]) -> list[Sink]:
+def open_sinks(run: RunConfig, say: Callable[[str], None], machine: Mapping[str, Any] | None = None) -> list[Sink]:
     """Open every configured sink; called only on the rank that prints.
 
     Args:
         run: the configuration, with where to log.
         say: prints a line.
+        machine: how many ranks of what, for the beginning of the log file.
 
     Raises:
         ConfigError: a file or folder that cannot be written.
@@ -111,11 +113,16 @@ def open_sinks(run: RunConfig, say: Callable[[str], None]) -> list[Sink]:
         if training.log_file:
             if run.checkpoint.load is None and (kept := set_aside(Path(training.log_file))):
                 say(f"the log of an earlier run, {training.log_file}, is now {kept}")
-            sinks.append(JsonLines(training.log_file, run.to_dict()))
+            sinks.append(JsonLines(training.log_file, {"machine": dict(machine or {}), **run.to_dict()}))
         if training.tensorboard_dir:
             sinks.append(TensorBoard(training.tensorboard_dir))
     except OSError as error:
         raise ConfigError(f"cannot write the log: {error}", fix="another --log-file or --tensorboard-dir") from error
     if training.wandb_project:
-        sinks.append(WeightsAndBiases(training, run.to_dict()))
+        wandb: dict[str, Any] = {"project": training.wandb_project, "name": training.wandb_exp_name}
+        wandb |= {"entity": training.wandb_entity, "dir": training.wandb_save_dir}
+        sinks.append(Tracked("wandb", **wandb, config=run.to_dict()))
+    if training.trackio_project:
+        trackio = {"project": training.trackio_project, "name": training.trackio_exp_name}
+        sinks.append(Tracked("trackio", **trackio, config=run.to_dict()))
     return sinks
