@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import argparse
 import base64
-import dataclasses
+import bisect
 import datetime
 import io
 import json
 import math
 import os
 import platform
+import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ from typing import Any
 
 from minimegatron.errors import ConfigError, DataError, MinimegatronError
 from minimegatron.flags import Parser
+from minimegatron.watch.log import RunLog
 
 PAGE = Path(__file__).with_name("report.html")
 SHOWN = {  # section -> fields of a configuration that the page shows
@@ -61,31 +63,6 @@ MEASURES = {
 }
 
 
-@dataclasses.dataclass
-class Log:
-    """A training's log file.
-
-    Attributes:
-        name: of the file, without its suffix.
-        config: the sections of the configuration.
-        steps: records of steps, by iteration.
-        evaluations: {iteration: {name: loss}} of the validation set.
-        resumed: how often the run went on.
-    """
-
-    name: str
-    config: dict[str, Any]
-    steps: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    evaluations: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
-    resumed: int = -1
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the steps have read."""
-        last = self.steps[max(self.steps)]
-        return int(last["consumed_samples"]) * int(self.config["data"]["seq_length"])
-
-
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file; the last line of a run that was killed while it wrote is left out.
 
@@ -106,21 +83,31 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def read_log(path: Path, lines: Sequence[dict[str, Any]]) -> Log:
-    """The log of a training; what a run that went on did again replaces what it had done before."""
-    log = Log(path.stem, {})
-    for record in lines:
-        event = record.get("event")
-        if event == "config":
-            log.config = {key: value for key, value in record.items() if key != "event"}
-            log.resumed += 1
-        elif event == "train":
-            step = int(record["iteration"])
-            log.steps = {k: v for k, v in log.steps.items() if k < step} | {step: record}
-            log.evaluations = {k: v for k, v in log.evaluations.items() if k < step}
-        elif event == "validation":
-            log.evaluations[int(record["iteration"])] = record["losses"]
+def is_log(path: Path) -> bool:
+    """Whether a file begins as the log of a training does: with its configuration."""
+    begin = b'{"event": "config"'
+    with open(path, "rb") as file:
+        return file.read(len(begin)) == begin
+
+
+def read_log(path: Path) -> RunLog:
+    """The whole log of a training (`watch/log`): of a step that was made twice, the later one."""
+    log = RunLog(path)
+    log.read()
+    while log.behind:
+        log.read()
     return log
+
+
+def points(log: RunLog, name: str) -> dict[int, float]:
+    """{iteration: number} of a curve; {} without it."""
+    return log.columns[name].points if name in log.columns else {}
+
+
+def tokens(log: RunLog) -> dict[int, float]:
+    """Tokens that were read until the end of each iteration."""
+    length = int(log.config["data"]["seq_length"])
+    return {step: samples * length for step, samples in points(log, "consumed_samples").items()}
 
 
 # ------------------------------------------------------------------------------------------- parts
@@ -133,54 +120,53 @@ def picture(draw: Any) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def curves(log: Log) -> str:
+def curves(log: RunLog) -> str:
     """Loss and norm of the gradient over tokens."""
     from minimegatron.viz.picture import INK, MEASURED_LINE, new_figure, styled
 
-    length = int(log.config["data"]["seq_length"])
-    name = next(iter(log.steps[min(log.steps)]["losses"]))
-    tokens = [step["consumed_samples"] * length / 1e6 for step in log.steps.values()]
+    read, name = tokens(log), next(iter(log.latest["train"]["losses"]))
     with styled():
         figure = new_figure(7.4, 4.2)
         loss, norm = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-        loss.plot(tokens, [step["losses"].get(name) for step in log.steps.values()], label="training", **MEASURED_LINE)
-        places = [
-            (log.steps[k]["consumed_samples"] * length / 1e6, v) for k, v in log.evaluations.items() if k in log.steps
-        ]
-        if places:
-            at, values = zip(*((x, v.get(name)) for x, v in places), strict=True)
-            loss.plot(at, values, "o", color="#7a52a8", markersize=5, label="validation")
+        _draw(loss, read, points(log, name), label="training", **MEASURED_LINE)
+        if held_out := points(log, f"{name} validation"):
+            look = {"marker": "o", "color": "#7a52a8", "markersize": 5, "linestyle": "none"}
+            _draw(loss, read, held_out, label="validation", **look)
             loss.legend()
         loss.set_ylabel(f"{name}, nats a token" if name == "lm loss" else name)
-        norm.plot(tokens, [step["grad_norm"] for step in log.steps.values()], color=INK, linewidth=1)
+        _draw(norm, read, points(log, "grad_norm"), color=INK, linewidth=1)
         norm.set(xlabel="million tokens", ylabel="grad norm\nbefore clipping")
         norm.set_ylim(bottom=0)
     return picture(figure)
 
 
-def facts(log: Log) -> dict[str, str]:
+def _draw(axes: Any, read: Mapping[int, float], values: Mapping[int, float], **look: Any) -> None:
+    """Draw values over the tokens that were read; an evaluation follows the last step that the log has before it."""
+    steps = sorted(read)
+    at = [read[steps[max(0, bisect.bisect_right(steps, step) - 1)]] / 1e6 for step in values]
+    axes.plot(at, list(values.values()), **look)
+
+
+def facts(log: RunLog) -> dict[str, str]:
     """What a training did, in numbers."""
-    steps = list(log.steps.values())
-    last = steps[-1]
-    busy = steps[len(steps) // 10 :] or steps
+    last = log.latest["train"]
     found = {
         "steps": f"{last['iteration']:,} of {last.get('train_iters', last['iteration']):,}",
-        "tokens": f"{log.tokens:,}",
+        "tokens": f"{tokens(log)[last['iteration']]:,.0f}",
         "last losses": ", ".join(f"{name} {value:.4f}" for name, value in last["losses"].items()),
     }
-    if log.evaluations:
-        at = max(log.evaluations)
-        each = ", ".join(f"{name} {value:.4f}" for name, value in log.evaluations[at].items())
-        found["validation"] = f"{each} at step {at:,}"
-    rates = sorted(step["tokens_per_second"] for step in busy if step.get("tokens_per_second"))
-    if rates:
-        found["throughput"] = f"{rates[len(rates) // 2]:,.0f} tokens a second (median)"
+    if "validation" in log.latest:
+        told = log.latest["validation"]
+        each = ", ".join(f"{name} {value:.4f}" for name, value in told["losses"].items())
+        found["validation"] = f"{each} at step {told['iteration']:,}"
+    if rates := list(points(log, "tokens_per_second").values()):
+        found["throughput"] = f"{statistics.median(rates[len(rates) // 10 :]):,.0f} tokens a second (median)"
     if last.get("mfu"):
         found["MFU"] = f"{last['mfu']:.1%}"
     if last.get("peak_memory_bytes"):
         found["peak memory of a rank"] = f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"
-    if log.resumed > 0:
-        found["interrupted"] = f"{log.resumed} times, and went on"
+    if log.marks:
+        found["interrupted"] = f"{len(log.marks)} times, and went on"
     return found
 
 
@@ -195,7 +181,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def planned(log: Log, cluster_name: str, world: int, price: float | None) -> dict[str, str]:
+def planned(log: RunLog, cluster_name: str, world: int, price: float | None) -> dict[str, str]:
     """The training on a cluster: the same configuration in bf16, as many micro-batches as its batch allows."""
     from minimegatron.planner.cluster import read_cluster
     from minimegatron.planner.planning import plan
@@ -208,7 +194,7 @@ def planned(log: Log, cluster_name: str, world: int, price: float | None) -> dic
     sections["data"] = {
         key: value for key, value in sections["data"].items() if key in ("seq_length", "sequence_packing")
     }
-    batch = int(log.steps[max(log.steps)]["global_batch_size"])
+    batch = int(log.latest["train"]["global_batch_size"])
     ways = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     dp = world // math.prod(int(sections["parallel"].get(name) or 1) for name in ways)
     own, most = batch // max(1, dp), int(sections["training"]["micro_batch_size"])
@@ -222,14 +208,15 @@ def planned(log: Log, cluster_name: str, world: int, price: float | None) -> dic
     if told.time is None:
         return {"time": f"not predicted: {', '.join(told.unknown)}"}
     seconds = told.time.seconds
-    steps = log.tokens / told.tokens_a_step()
+    read = max(tokens(log).values())
+    steps = read / told.tokens_a_step()
     found = {
         "a step": f"{1e3 * seconds:.2f} ms, MFU {told.time.mfu:.1%} of the dense bf16 peak",
         "the training": duration(seconds * steps),
         "memory": f"{told.bytes / 2**30:.2f} GiB of {cluster.usable / 2**30:.0f} on a GPU",
     }
     if cluster.price:
-        cost = told.cost(log.tokens)
+        cost = told.cost(read)
         found["cost"] = f"{cost:,.2f}" if cost >= 1 else f"{cost:.2g}"
         found["cost"] += f" at {cluster.price:g} a GPU and hour"
     return found
@@ -296,9 +283,10 @@ def page(args: argparse.Namespace) -> str:
     """
     import jinja2
 
-    files: dict[str, list[dict[str, Any]]] = {p.stem: lines_of(p) for p in sorted(args.folder.glob("*.jsonl"))}
-    logs = [read_log(Path(name), lines) for name, lines in files.items() if lines and lines[0].get("event") == "config"]
-    logs = sorted((log for log in logs if log.steps), key=lambda log: -log.tokens)
+    paths = sorted(args.folder.glob("*.jsonl"))
+    logs = {path.stem: read_log(path) for path in paths if is_log(path)}
+    logs = {name: log for name, log in logs.items() if "train" in log.latest}
+    files = {path.stem: lines_of(path) for path in paths if path.stem not in logs}
     tasks = {name: lines for name, lines in files.items() if name.endswith("-tasks")}
     samples = {name.removesuffix("-samples"): lines for name, lines in files.items() if name.endswith("-samples")}
     if not (logs or tasks or samples):
@@ -308,14 +296,14 @@ def page(args: argparse.Namespace) -> str:
             fix="a folder as the table of `minimegatron report --help` says, e.g. of examples/speedrun.sh",
         )
     trainings = []
-    for log in logs:
+    for name, log in sorted(logs.items(), key=lambda item: -max(tokens(item[1]).values())):
         try:
             told = planned(log, args.cluster, args.world_size, args.gpu_price) if args.cluster else {}
         except MinimegatronError as error:
             told = {"not planned": error.what}
         trainings.append(
             {
-                "name": log.name,
+                "name": name,
                 "facts": facts(log),
                 "settings": settings(log.config),
                 "told": told,

@@ -38,6 +38,11 @@ class Column:
         return self._at[-1] if self._at else 0
 
     @property
+    def points(self) -> dict[int, float]:
+        """{iteration: number}, all of them."""
+        return dict(zip(self._at, self._values, strict=True))
+
+    @property
     def appends(self) -> tuple[Callable[[int], None], Callable[[float], None]]:
         """Two functions that together append a finite number at a later iteration, without looking."""
         return self._at.append, self._values.append

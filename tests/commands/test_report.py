@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from minimegatron.commands.report import lines_of, main, planned, read_log
+from minimegatron.commands.report import main, planned, points, read_log, tokens
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.training.arguments import parse_args
 
@@ -49,9 +49,9 @@ def folder(tmp_path):
 
 
 def test_what_was_made_twice_counts_once(folder):
-    log = read_log(folder / "base.jsonl", lines_of(folder / "base.jsonl"))
-    assert {k: v["losses"]["lm loss"] for k, v in log.steps.items()} == {10: 8.0, 20: 7.0, 30: 6.5, 40: 5.25}
-    assert log.evaluations == {40: {"lm loss": 5.5}} and log.resumed == 1 and log.tokens == 40 * 4 * 128
+    log = read_log(folder / "base.jsonl")
+    assert points(log, "lm loss") == {10: 8.0, 20: 7.0, 30: 6.5, 40: 5.25}
+    assert points(log, "lm loss validation") == {40: 5.5} and tokens(log)[40] == 40 * 4 * 128
 
 
 def test_the_page(folder, capsys):
@@ -73,7 +73,7 @@ def test_the_prediction_is_that_of_plan(folder):
     from minimegatron.planner.cluster import CLUSTERS
     from minimegatron.planner.planning import plan
 
-    log = read_log(folder / "base.jsonl", lines_of(folder / "base.jsonl"))
+    log = read_log(folder / "base.jsonl")
     log.config["data"] |= {"mock_data": False, "data_path": ["a"], "tokenizer_type": "HuggingFaceTokenizer"}
     run = parse_args([*MODEL.split(), "--bf16", "--global-batch-size", "4"], 2, reads=False)
     seconds = plan(run, 2, CLUSTERS["h100"]).time.seconds
