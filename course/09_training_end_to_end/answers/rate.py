@@ -1,0 +1,3 @@
+from labkit.answers import Edit
+
+WRONG = []
