@@ -922,7 +922,7 @@ replayed.close()
 # %% [markdown]
 # A long story fills the row: no story ends in its inputs, so nothing counts. The repair is to sum losses and counts over all
 # rows and ranks, and to divide once, as minimegatron does (section 2 of lab 11 has what the ways of dividing do).
-
+#
 # ### A spike
 #
 # The log of another run. One step has a loss far above its neighbours', and a few steps later all looks well again. PaLM's
