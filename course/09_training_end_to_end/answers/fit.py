@@ -25,7 +25,7 @@ import numpy as np
 def fit(sizes, losses):
     n, loss = np.array(sizes, float), np.array(losses)
     best = None
-    for alpha in np.linspace(0.05, 2.5, 4901):
+    for alpha in np.linspace(0.05, 2.5, 1226):
         x = (n / n.min()) ** -alpha
         basis = np.stack([np.ones_like(x), x], 1)
         found = np.linalg.lstsq(basis, loss, rcond=None)[0]
@@ -71,7 +71,7 @@ def fit(sizes, losses):
     for start in (0.3, 0.6, 1.0, 1.5):
         p = np.array([loss.min() - 0.3 * (loss.max() - loss.min()), np.log(1.3 * (loss.max() - loss.min())), start])
         damp, error = 1e-3, np.inf
-        for _ in range(600):
+        for _ in range(200):
             shape = np.exp(p[1] - p[2] * x)
             off = loss - p[0] - shape
             slopes = np.stack([np.ones_like(x), shape, -x * shape], 1)
