@@ -219,8 +219,9 @@ runs = {"shuffled together": times_read(78, 4, lengths, False, 3), "the last epo
 bars_of_rows(runs, [str(n) for n in range(12)], what="times read", rows="document")
 
 # %% [markdown]
-# With the last epoch apart every document is read once, and a few a little more. Shuffled together, some are read twice as
-# often as others. It matters only in runs of few epochs, which is all large runs.
+# With the last epoch apart every document is read once; what differs are the four samples of the second epoch, and the one
+# that lies across the border. Shuffled together, nearly half of the samples are never read, and chance says which. It matters
+# in runs of few epochs, and all large runs are.
 #
 # *This is a good place to stop: the end of part A.*
 #
@@ -568,7 +569,7 @@ from course.figures.training import law_of_sizes
 
 fifth.train()
 reached = fifth.state.validation_loss
-guessed("off", round(abs(predicted["your law"] / reached - 1) * 100, 0), "percent, rounded to a whole one")
+guessed("off", "less than 1" if abs(predicted["your law"] / reached - 1) < 0.01 else "more than 1", "percent")
 for said, value in predicted.items():
     print(f"{said:22} within 0.02 nats of what it reached: {abs(value - reached) < 0.02}")
 law_of_sizes(points, (n5, reached), law, floor=nats / each)
@@ -827,7 +828,7 @@ print("more than nine of ten lines are sentences of the language:", good > 0.9)
 #
 # ### A NaN
 #
-# When all labels of a row are masked, the mean over its tokens is 0 / 0. So it is in PyTorch since 1.10, and it is asked
+# When all labels of a row are masked, the mean over its tokens is 0 / 0. So it is in PyTorch since 1.11, and it is asked
 # about in many trackers: a fine-tuning runs for an hour, and then the loss is NaN. It is no accident of the seed: somewhere
 # there is a row in which nothing counts, for example since the prompt fills it.
 #
@@ -909,7 +910,8 @@ asked = []
 def replay(samples):
     asked.append(len(samples))
     batch = replayed.train_set.batch(samples)
-    losses = replayed.model.module(batch["tokens"], None, batch["labels"])
+    with torch.no_grad():
+        losses = replayed.model.module(batch["tokens"], None, batch["labels"])
     counts = ((batch["tokens"] == 0).cumsum(1) > 0).float()
     return float(((losses * counts).sum(1) / counts.sum(1)).mean())
 
@@ -930,52 +932,59 @@ replayed.close()
 #
 # ### A spike
 #
-# The log of another run. One step has a loss far above its neighbours', and a few steps later all looks well again. PaLM's
-# authors saw about twenty of those, went back 100 steps each time, and left out 200 to 500 batches; the same batches did
-# no harm elsewhere. OPT-175B's logbook has weeks of them. The authors of OLMo 2 looked into the batches, and found texts in
-# which a few tokens are repeated over and over; they drop samples with 32 repeats or more of up to 13 tokens.
+# PaLM's authors saw the loss jump about twenty times. Each time they went back 100 steps, and left out 200 to 500 batches; the
+# same batches did no harm elsewhere. OPT-175B's logbook has weeks of such days. The authors of OLMo 2 looked into the
+# batches, and found texts in which a few tokens are repeated over and over; they leave out sequences with 32 or more
+# repeats of up to 13 tokens. Here is the log of another run, saved every 45 steps. Behind the first 40 steps, which one is it?
 
 # %% jupyter={"source_hidden": true}
+import shutil
+
+shutil.rmtree(HOME / "loud", ignore_errors=True)
 loud = [*kept[:2437], "\n".join(["old sailor paints" + " boats" * 60 + "."] * 2), *kept[2437:]]
 recipe.prepare(HOME, loud, "loud")
-watched = recipe.trainer(HOME, "", 16, iters=130, name="loud")
+watched = recipe.trainer(HOME, f"--save {HOME}/loud --save-interval 45 --no-save-optim", 16, iters=130, name="loud")
 watched.train()
-loud_losses = [one.losses["lm loss"] for one in watched.history]
-jumps = [b - a for a, b in zip(loud_losses[20:], loud_losses[21:])]
-spike = 21 + jumps.index(max(jumps))
-curves({"loss": {"": loud_losses}, "norm of the gradient": {"": [one.grad_norm for one in watched.history]}})
+watched.close()
+norms = [one.grad_norm for one in watched.history]
+spike = 40 + norms[40:].index(max(norms[40:]))
+curves({"loss": {"": [one.losses["lm loss"] for one in watched.history]}, "norm of the gradient": {"": norms}})
 
 # %% [markdown]
-# The loss of a step is a mean over 512 tokens, so a bad sample hides behind good ones: half of a batch with it has a larger
-# loss, and not NaN. Give your own search another replay. It returns NaN where any sample has a loss above 4 nats a token.
+# The loss shows it hardly: it is a mean over 512 tokens, of which a few are strange. The norm of the gradient shows it. (It
+# is the norm before clipping. Clipping, which is off here, would have taken most of this step away.)
+#
+# To replay the step take the checkpoint before it. And give your own search another replay, since nothing is NaN: in a
+# batch a bad sample hides behind good ones. So this replay returns NaN where *any* sample has a loss above 3.5 nats a token.
 
 # %%
 # %%needs bad_samples pieces
+before = recipe.trainer(HOME, f"--load {HOME}/loud --ckpt-step 90 --no-load-optim --no-load-rng", 16, iters=130, name="loud")
 asked = []
 
 
 def loud_replay(samples):
     asked.append(len(samples))
-    batch = watched.train_set.batch(samples)
+    batch = before.train_set.batch(samples)
     with torch.no_grad():
-        losses = watched.model.module(batch["tokens"], None, batch["labels"]).mean(1)
-    return float("nan") if bool((losses > 4).any()) else float(losses.mean())
+        losses = before.model.module(batch["tokens"], None, batch["labels"]).mean(1)
+    return float("nan") if bool((losses > 3.5).any()) else float(losses.mean())
 
 
 found = bad_samples(loud_replay, list(range(16 * spike, 16 * spike + 16)))
 stories = set()
 for sample in found:
-    indices, i = watched.train_set.epochs.find(sample)
-    lengths = watched.train_set.dataset.sequence_lengths[indices.document_index].tolist()
+    indices, i = before.train_set.epochs.find(sample)
+    lengths = before.train_set.dataset.sequence_lengths[indices.document_index].tolist()
     stories |= {int(indices.document_index[at]) for at, a, z in pieces(lengths, 32, i) if z - a > 8}
-print(f"{len(found)} of 16 samples, by {len(asked)} replays, {sum(asked)} samples in all")
+print(f"step {spike}: {len(found)} of 16 samples, by {len(asked)} replays of {sum(asked)} samples in all")
 for story in sorted(stories):
     print(f"{max(Counter(loud[story].split()).values()):4} times the same word in story {story}: {loud[story][:44]!r} ...")
 
 # %% [markdown]
-# Is one enough to hurt a run? Here the run recovers in a few steps: such a batch has a large gradient, and clipping (off in
-# this run) takes away most of it. Since the sample, and not the step, is the cause, the cure is a filter before the run.
-# `minimegatron pretrain-gpt --bad-step skip --spiky-loss-factor 2` leaves such a batch out while it runs.
+# Here the run recovers at once. The cause is a document, and not the step, so the cure is a filter before the run. While
+# it runs, `--spiky-loss-factor 2 --bad-step skip` leaves out a batch whose loss is twice that of the steps before; this one
+# it would have missed.
 #
 # ### A resume
 #
@@ -985,7 +994,6 @@ for story in sorted(stories):
 
 # %% jupyter={"source_hidden": true}
 import dataclasses
-import shutil
 
 shutil.rmtree(HOME / "saved", ignore_errors=True)
 first = recipe.trainer(HOME, f"--save {HOME}/saved --save-interval 45 --exit-interval 45", 16, iters=60, seed=1)

@@ -30,7 +30,7 @@ def law_of_sizes(
         figure = new_figure(6.4, 3.0)
         axes = figure.subplots()
         axes.plot(sizes, [law["E"] + law["A"] * n ** -law["alpha"] for n in sizes], "-", color=INK, label="your law")
-        axes.plot(*zip(*points, strict=True), "o", color=PALETTE[0], label="fitted to")
+        axes.plot(*zip(*points, strict=True), "o", color=PALETTE[2], markeredgecolor=INK, label="fitted to")
         axes.plot(*hit, "D", color=PALETTE[1], markeredgecolor=INK, markersize=8, label="predicted, then trained")
         axes.axhline(law["E"], linestyle="--", color=FAINT, label="E of your law")
         axes.axhline(floor, linestyle=":", color=INK, label="entropy of the language")
