@@ -45,8 +45,10 @@ FORGOTTEN = Exercise(
             lambda draw: logs(6, "schedule", at=7, steps=7, dropout=0.0),
             lambda draw: logs(9, "weights", at=6, dropout=0.0)]),
     ],
-    idea="For each part: which column does it change in the very first step, and which only later, through the weights?",
-    hint="check differs: weights. first differs: position. rate: schedule. scale: scale. The first loss differs, with the "
+    idea="For each part: which column does it change in the very first step, and which only later, through the "
+    "weights?",
+    hint="check differs: weights. first differs: position. rate: schedule. scale: scale. The first loss "
+    "differs, with the "
     "same weights and samples: streams. Later losses differ: moments. All the same: nothing.",
 )  # fmt: skip
 
@@ -103,7 +105,8 @@ BAD = Exercise(
             {"samples": [7], "bad": [7]}, {"samples": [7], "bad": []}, {"samples": [5, 3], "bad": [5, 3]},
             {"samples": list(range(128)), "bad": [1, 126]}, {"samples": list(range(33)), "bad": [16]}]),
     ],
-    idea="A replay of half of the batch answers for all samples in it. What do you know when it is finite, and what when it "
+    idea="A replay of half of the batch answers for all samples in it. What do you know when it is finite, and "
+    "what when it "
     "is not?",
     hint="Replay all: finite means that none is bad. Otherwise one sample alone is bad; of more, do the same with each "
     "half, and return what both have found.",

@@ -1,7 +1,7 @@
 """Lab 09, a law through a few losses: judged by what it says about larger models.
 
-The data are a law's own, or a law's with a little noise. No answer is right to the last digit, so a case asks how far the
-prediction is from the law at four times the largest size, beside what there was left to predict.
+The data are a law's own, or a law's with a little noise. No answer is right to the last digit, so a case asks how far
+the prediction is from the law at four times the largest size, beside what there was left to predict.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ def _drive(exercise: Any, sizes: Any, losses: Any, law: Any) -> Any:
 
 
 def within(share: float) -> Callable[[Answer], str | None]:
-    """Judge: the fit and the law differ by at most this share of the law's excess over its floor at the largest size."""
+    """Judge: the fit and the law differ by at most this share of the law's excess over its floor at the "
+    "largest size."""
 
     def accept(answer: Answer) -> str | None:
         sizes, (floor, a, alpha) = answer.inputs["sizes"], answer.inputs["law"]
         try:
-            mine = [answer.value["E"] + answer.value["A"] * n ** -answer.value["alpha"] for n in (max(sizes), FAR * max(sizes))]
+            mine = [
+                answer.value["E"] + answer.value["A"] * n ** -answer.value["alpha"]
+                for n in (max(sizes), FAR * max(sizes))
+            ]
         except OverflowError:
             return f"E + A / N^alpha overflows at N = {FAR * max(sizes)}"
         wanted = [floor + a * n**-alpha for n in (max(sizes), FAR * max(sizes))]
         room = share * (wanted[0] - floor)
         if not abs(mine[0] - wanted[0]) <= room:
-            return f"at N = {max(sizes)}, the largest size given, it says {mine[0]:.4f}; the loss there is {wanted[0]:.4f}"
+            return (
+                f"at N = {max(sizes)}, the largest size given, it says {mine[0]:.4f}; the loss there is {wanted[0]:.4f}"
+            )
         if not abs(mine[1] - wanted[1]) <= room:
             where = f"at N = {FAR * max(sizes)}, {FAR} times the largest size,"
             return f"{where} it says {mine[1]:.4f}; the loss there is {wanted[1]:.4f}"
@@ -61,7 +67,8 @@ FIT = Exercise(
     cases=[
         Case("the example: losses of 2 + 8 / N^0.5", of_law(2.0, 8.0, 0.5, [16, 64, 256, 1024]), accept=[within(0.05)]),
         Case("other laws", _some, points=2, hidden=True, draws=4, accept=[within(0.05)], fixed=[
-            of_law(0.0, 5.0, 0.3, [10, 40, 90, 200]), of_law(1.7, 400.0, 0.34, [100_000, 400_000, 1_600_000, 9_000_000]),
+            of_law(0.0, 5.0, 0.3, [10, 40, 90, 200]),
+            of_law(1.7, 400.0, 0.34, [100_000, 400_000, 1_600_000, 9_000_000]),
             of_law(2.5, 300.0, 1.2, [900, 100, 400, 200])]),
         Case("losses with a little noise, as of real runs", lambda draw: _some(draw, True), hidden=True, draws=4,
              accept=[within(0.25)]),

@@ -54,7 +54,8 @@ ANSWERS = Exercise(
             {**_EXAMPLE, "gpus": 3, "mfu": 0.4, "token_bytes": 2.5, "nats": 1.0}]),
     ],
     idea="Each is a line. Which of the parts could a resumed run compute from the configuration and from another part?",
-    hint="days = 6 N D / (gpus * peak * 1e12 * mfu) / 86,400. With D = 20 N the same budget is 120 N^2. bits_per_byte = "
+    hint="days = 6 N D / (gpus * peak * 1e12 * mfu) / 86,400. With D = 20 N the same budget is 120 N^2. "
+    "bits_per_byte = "
     "nats / ln 2 / token_bytes. times = largest count / smallest. Saved: weights, moments, consumed samples, random "
     "streams, loss scale.",
 )  # fmt: skip

@@ -28,7 +28,8 @@ _PLAN: dict[str, Any] = {"style": "cosine", "peak": 10.0, "floor": 2.0, "warmup"
 
 def _some(draw: Draw) -> dict[str, Any]:
     warmup, fall = draw.integer(0, 9), draw.integer(2, 12)
-    plan = {"style": draw.choice(["cosine", "wsd"]), "peak": draw.choice([1.0, 3e-4]), "floor": draw.choice([0.0, 1e-5]),
+    plan = {"style": draw.choice(["cosine", "wsd"]), "peak": draw.choice([1.0, 3e-4]),
+            "floor": draw.choice([0.0, 1e-5]),
             "warmup": warmup, "end": warmup + fall + draw.integer(0, 20), "fall": fall}  # fmt: skip
     return {"n": draw.integer(0, plan["end"] + 3), "plan": plan}
 
@@ -48,8 +49,10 @@ RATE = Exercise(
             *_at("wsd", 4, 6, warmup=4, end=8), *_at("cosine", 0, 6, warmup=0), *_at("wsd", 0, 11, warmup=0)]),
     ],
     errors={"division by zero": "A plan without a warm-up has `warmup` 0: its rate begins at the peak."},
-    idea="Say for each style where the fall begins and where it ends. What is left of the rate when a part of the fall is "
+    idea="Say for each style where the fall begins and where it ends. What is left of the rate when a part of "
+    "the fall is "
     "behind you?",
-    hint="n < warmup: peak * n / warmup. n > end: floor. The fall begins at warmup (cosine) or end - fall (wsd); before "
+    hint="n < warmup: peak * n / warmup. n > end: floor. The fall begins at warmup (cosine) or end - fall "
+    "(wsd); before "
     "it: peak. part = (n - begin) / (end - begin); left = (1 + cos(pi * part)) / 2, or 1 - sqrt(part).",
 )  # fmt: skip

@@ -86,6 +86,7 @@ PIECES = Exercise(
     ],
     idea="Number the tokens of the stream. From which number to which does the sample go, and from which to which each "
     "document?",
-    hint="The sample has the numbers i * s to i * s + s, both included. Let a document begin at `start`: what it has of "
+    hint="The sample has the numbers i * s to i * s + s, both included. Let a document begin at `start`: what "
+    "it has of "
     "the sample is max(first, start) to min(last + 1, start + length); keep it if it is not empty, minus start.",
 )  # fmt: skip

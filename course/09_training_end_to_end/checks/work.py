@@ -60,7 +60,9 @@ WORK = Exercise(
     errors={"KeyError": "A run has the keys layers, h, layer, head, s, tp, dp, b, m and recompute."},
     idea="Go through one microbatch and mark where a sum over tp is needed. Then: which of it happens again with "
     "recompute, and what happens once a step?",
-    hint="tokens = b s. messages = m (2 + layers (4, with recompute 5)), 0 without tp. tp_bytes = messages * tokens * h * 4. "
-    "flops = m * tokens * (6 head + layers * layer * (6, with recompute 8)) / tp. dp_bytes = 4 (layers * layer + 2 head) "
+    hint="tokens = b s. messages = m (2 + layers (4, with recompute 5)), 0 without tp. tp_bytes = messages * "
+    "tokens * h * 4. "
+    "flops = m * tokens * (6 head + layers * layer * (6, with recompute 8)) / tp. dp_bytes = 4 (layers * layer "
+    "+ 2 head) "
     "/ tp, 0 without dp.",
 )  # fmt: skip

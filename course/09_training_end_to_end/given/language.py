@@ -18,25 +18,27 @@ import math
 import random
 
 WHOSE = (
-    "old young tall small quiet proud lazy brave clever happy hungry gentle wild sleepy honest famous silent tired busy "
-    "rich poor merry strange polite"
+    "old young tall small quiet proud lazy brave clever happy hungry gentle wild sleepy honest famous silent "
+    "tired busy rich poor merry strange polite"
 ).split()
 WHO = (
-    "baker sailor farmer queen king child teacher painter miller doctor dog cat horse goose fox owl wolf mouse bear crow "
-    "hare lamb ox pony sheep swan robin tailor hunter singer beggar pilot"
+    "baker sailor farmer queen king child teacher painter miller doctor dog cat horse goose fox owl wolf mouse "
+    "bear crow hare lamb ox pony sheep swan robin tailor hunter singer beggar pilot"
 ).split()
 DOES = (
-    "finds loses sees follows paints carries likes fears hides washes draws guards sells opens breaks wants remembers "
-    "forgets visits watches admires buys calls cleans hears helps holds lifts meets moves needs praises"
+    "finds loses sees follows paints carries likes fears hides washes draws guards sells opens breaks wants "
+    "remembers forgets visits watches admires buys calls cleans hears helps holds lifts meets moves needs "
+    "praises"
 ).split()
 WHICH = (
-    "grey golden silver wooden broken bright dark round narrow warm cold cheap rare long short empty heavy secret plain "
-    "white black red green blue"
+    "grey golden silver wooden broken bright dark round narrow warm cold cheap rare long short empty heavy "
+    "secret plain white black red green blue"
 ).split()
 WHAT = (
-    "rivers castles gardens boats bridges forests candles letters lanterns mirrors kettles ladders baskets hammers bells "
-    "books coats doors drums fields flutes hills lamps needles oaks pears rings roads roses ships spoons stars stones "
-    "tables towers trains wheels caves chairs clocks coins cups gates gloves hats keys knives maps"
+    "rivers castles gardens boats bridges forests candles letters lanterns mirrors kettles ladders baskets "
+    "hammers bells books coats doors drums fields flutes hills lamps needles oaks pears rings roads roses "
+    "ships spoons stars stones tables towers trains wheels caves chairs clocks coins cups gates gloves hats "
+    "keys knives maps"
 ).split()
 WORDS = (WHOSE, WHO, DOES, WHICH, WHAT)
 GOES_ON = 0.75  # another sentence follows

@@ -52,7 +52,8 @@ def trainer(
     line = (
         f"{FLAGS} --hidden-size {h} --ffn-hidden-size {2 * h} --init-method-std {0.3 / h**0.5} --lr {0.08 / h**0.5} "
         f"--global-batch-size {batch} --micro-batch-size {batch // ranks} --train-iters {iters} --lr-wsd-decay-iters "
-        f"{iters * 2 // 5} --data-path {folder}/{name}_text_document --tokenizer-model {folder}/tokenizer --seed {seed} {flags}"
+        f"{iters * 2 // 5} --data-path {folder}/{name}_text_document --tokenizer-model {folder}/tokenizer "
+        f"--seed {seed} {flags}"
     )
     return build_trainer(parse_args(shlex.split(line), ranks), quiet=True, **build)
 

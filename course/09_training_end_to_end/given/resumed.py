@@ -54,7 +54,13 @@ class Run:
             loss.backward()  # type: ignore[no-untyped-call]
             norm = torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None]).norm()
             self.optimizer.step()
-            entry = {"first": self.position, "rate": rate, "scale": self.scale, "loss": loss.item(), "norm": norm.item()}
+            entry = {
+                "first": self.position,
+                "rate": rate,
+                "scale": self.scale,
+                "loss": loss.item(),
+                "norm": norm.item(),
+            }
             for name, value in entry.items():
                 log[name].append(value)
             self.step, self.position = self.step + 1, self.position + BATCH
