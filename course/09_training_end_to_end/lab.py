@@ -968,7 +968,7 @@ curves({"loss": {"": [one.losses["lm loss"] for one in watched.history]}, "norm 
 
 # %% [markdown]
 # The loss shows it hardly: it is a mean over 512 tokens, of which a few are strange. The norm of the gradient shows
-# it, three times as large as its neighbours. (It is the norm before clipping, which is off here.)
+# it, four times as large as its neighbours. (It is the norm before clipping, which is off here.)
 #
 # To replay the step take the checkpoint before it. And give your own search another replay, since nothing is NaN: in
 # a batch a bad sample hides behind good ones. So this replay returns NaN where *any* sample has a loss above 3.5 nats
