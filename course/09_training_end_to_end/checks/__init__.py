@@ -1,0 +1,1 @@
+"""Checks, by part of the lab."""
