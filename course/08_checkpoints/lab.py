@@ -1460,4 +1460,4 @@ progress()
 # Pillai et al. 2014, All file systems are not created equal (OSDI); Young 1974, A first order approximation to the
 # optimum checkpoint interval; Llama team 2024, The Llama 3 herd of models (arXiv 2407.21783), section 3.3.4.
 #
-# Next: lab 09, training end to end (planned).
+# Next: lab 09, training end to end.
