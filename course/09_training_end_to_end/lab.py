@@ -65,7 +65,8 @@ SHARES = [s / 100 for s in range(15, 101)]
 days = [6 * PARAMETERS * TOKENS / (GPUS * PEAK * share) / 86_400 for share in SHARES]
 guessed("days", round(days[-1], 1), "days at the peak")
 print(f"with 41 % of it: {days[26]:.0f} days")
-curves({"Llama 3 405B on 16,384 H100": {"": days}}, xs=[100 * s for s in SHARES], xlabel="percent of the peak (MFU)")
+curves({"Llama 3 405B on 16,384 H100": {"": days}}, xs=[100 * s for s in SHARES],
+       xlabel="percent of the peak (MFU)", ylabel="days")  # fmt: skip
 
 # %% [markdown]
 # A run that reaches 30 % where another reaches 40 % costs a third more. So the share is the first number that people
@@ -96,7 +97,7 @@ curves({"Llama 3 405B on 16,384 H100": {"": days}}, xs=[100 * s for s in SHARES]
 # **Exercise.** Return `parameters`, the weights that a token is multiplied by; `flops` of a token, forward and
 # backward; `mfu`; and `hfu`, where the forward pass of every layer is computed a second time (that of the output
 # layer is not). `rate` is tokens a second on all `gpus` together, `sheet` the peak of one of them as its data sheet
-# has it.
+# has it, and `sparse` whether that is the number with sparsity.
 
 # %%
 # %%exercise mfu
@@ -481,7 +482,7 @@ plans = {style: [{"style": style, "end": end, **shape} for end in (100, 200)] fo
 shared = {style: sum(abs(rate(n, a) - rate(n, b)) < 1e-12 for n in range(1, 101)) for style, (a, b) in plans.items()}
 guessed("same", shared["wsd"], f"with WSD, and {shared['cosine']} with a cosine")
 curves({style: {f"planned for {plan['end']}": [rate(n, plan) for n in range(201)] for plan in both}
-        for style, both in plans.items()})  # fmt: skip
+        for style, both in plans.items()}, ylabel="rate")  # fmt: skip
 
 # %% [markdown]
 # A WSD run goes on from the end of its plateau, and nothing was done in vain. A loss in the middle of a cosine is not
@@ -504,9 +505,9 @@ curves({style: {f"planned for {plan['end']}": [rate(n, plan) for n in range(201)
 # An example: the losses 4, 3, 2.5 and 2.25 of models with 16, 64, 256 and 1024 parameters. Their differences are
 # halved each time. So they fall towards 2, and what is above 2 is 8 / √N.
 #
-# **Exercise.** Find E, A and α from four or five losses, in any order of sizes. How you do it is up to you. You are
-# judged by what your law says about a model four times as large as the largest, with exact losses, and with losses
-# that have a little noise.
+# **Exercise.** Find E, A and α from four or five losses, in any order of sizes. How you do it is up to you: a
+# search may take a few seconds, and there are numpy and torch. You are judged by what your law says about a model four
+# times as large as the largest, with exact losses, and with losses that have a little noise.
 
 # %%
 # %%exercise fit
@@ -592,7 +593,7 @@ law_of_sizes(points, (n5, reached), law, floor=nats / each)
 # has not seen the rare pairs often enough. More tokens lower E, more parameters do not: the second part of the law, B
 # / D^β, is hidden in it. Minimise both parts with C = 6 N D FLOPs, and N and D grow together: about 20 tokens a
 # parameter, in the fit of Hoffmann et al. 2022. (Besiroglu et al. 2024 fitted its points once more: the third of the
-# paper's three fits did not go with the other two, and with its own conclusion.)
+# paper's three fits did not agree with the other two, nor with its own conclusion.)
 
 # %% [markdown]
 # ### The work of a step
@@ -711,11 +712,11 @@ for name, one, told in zip(expected, expected.values(), hunt[0]):
 # %% [markdown]
 # ### The run, killed and resumed
 #
-# Your model: 200 steps on two ranks with dp, saved every 50, with your rate. At step 120 rank 1 is killed by SIGKILL,
+# Your model: 120 steps on two ranks with dp, saved every 30, with your rate. At step 80 rank 1 is killed by SIGKILL,
 # which nothing can catch. What is on disk then, and how many steps are lost?
 
 # %%
-guess("lost", None, "Saved every 50 steps, killed at step 120: how many steps are computed twice?")
+guess("lost", None, "Saved every 30 steps, killed at step 80: how many steps are computed twice?")
 
 # %%
 # %%ranks 2 --needs rate --name killed --expect-failure --timeout 120
@@ -729,17 +730,17 @@ from exercises.rate import rate
 from course.lab09 import recipe
 
 HERE = Path(__file__).parent
-PLAN = {"style": "wsd", "peak": 0.012, "floor": 0.0002, "warmup": 20, "end": 200, "fall": 80}
+PLAN = {"style": "wsd", "peak": 0.012, "floor": 0.0002, "warmup": 20, "end": 120, "fall": 48}
 if rank == 0:
     shutil.rmtree(HERE / "saved", ignore_errors=True)
-flags = f"--attention-dropout 0.1 --hidden-dropout 0.1 --save {HERE}/saved --save-interval 50"
-trainer = recipe.trainer(HERE / "data", flags, iters=200, ranks=2, seed=1)
+flags = f"--attention-dropout 0.1 --hidden-dropout 0.1 --save {HERE}/saved --save-interval 30"
+trainer = recipe.trainer(HERE / "data", flags, ranks=2, seed=1)
 recipe.follow(trainer, lambda n: rate(n, PLAN))
 step = trainer.forward_step
 
 
 def dies(*args):
-    if rank == 1 and trainer.state.iteration == 120:
+    if rank == 1 and trainer.state.iteration == 80:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(*args)
 
@@ -760,11 +761,11 @@ from exercises.rate import rate
 from course.lab09 import recipe
 
 HERE = Path(__file__).parent
-PLAN = {"style": "wsd", "peak": 0.012, "floor": 0.0002, "warmup": 20, "end": 200, "fall": 80}
+PLAN = {"style": "wsd", "peak": 0.012, "floor": 0.0002, "warmup": 20, "end": 120, "fall": 48}
 found = []
 for load in ("", f" --load {HERE}/saved"):
     flags = f"--attention-dropout 0.1 --hidden-dropout 0.1{load}"
-    trainer = recipe.trainer(HERE / "data", flags, iters=200, ranks=2, seed=1)
+    trainer = recipe.trainer(HERE / "data", flags, ranks=2, seed=1)
     recipe.follow(trainer, lambda n: rate(n, PLAN))
     first = trainer.state.iteration
     trainer.train()
@@ -777,7 +778,7 @@ report(found)
 # %%
 # %%needs rate
 straight, resumed = both[0]
-guessed("lost", 120 - resumed["first"], "steps")
+guessed("lost", 80 - resumed["first"], "steps")
 same = sum(a == b for a, b in zip(straight["losses"][resumed["first"] :], resumed["losses"], strict=True))
 print(f"resumed after step {resumed['first']}: {same} of {len(resumed['losses'])} losses are the same to the last bit,",
       "and so are the weights:", straight["weights"] == resumed["weights"])  # fmt: skip
@@ -849,7 +850,8 @@ print("more than nine of ten lines are sentences of the language:", good > 0.9)
 #
 # A colleague does not want to learn from texts whose beginning was cut off. So labels count behind the first
 # end-of-story token of a row, and a row's loss is the mean over those. The folded cell is the run, on two ranks with
-# two microbatches of four samples each.
+# two microbatches of four samples each. minimegatron takes a bad step again and names the sample; `--rerun-mode
+# disabled` turns that off here, since this search is yours.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 2 --name nan --out nan --timeout 120
@@ -860,7 +862,7 @@ import torch
 from course.lab09 import recipe
 from minimegatron.errors import BadStep
 
-LONG = "--seq-length 128 --max-position-embeddings 128 --micro-batch-size 4"
+LONG = "--seq-length 128 --max-position-embeddings 128 --micro-batch-size 4 --rerun-mode disabled"
 trainer = recipe.trainer(Path(__file__).parent / "data", LONG, 8, iters=80, ranks=2)
 eod = 0
 
@@ -891,8 +893,8 @@ except BadStep as error:
 # them is it? A replay costs a forward pass of the samples that it is given. On a real cluster it costs minutes.
 #
 # **Exercise.** `replay(samples)` gives the loss of these samples together, NaN if any one of them is bad. Return all
-# bad samples of a list, in any order. There may be none, one or a few. Asking for each of them is too many: for one
-# bad sample of n you need at most 1 + 2 log₂ n replays, rounded up, and for k of them 1 + 2 k log₂ n.
+# bad samples of a list, in any order. There may be none, one or a few. Asking for each of them is too many: let r be
+# log₂ n, rounded up. Where k of n samples are bad you need at most 1 + 2 k r replays.
 
 # %%
 # %%exercise bad_samples
@@ -951,8 +953,8 @@ replayed.close()
 # PaLM's authors saw the loss jump about twenty times. Each time they went back 100 steps, and left out 200 to 500
 # batches; the same batches did no harm elsewhere. OPT-175B's logbook has weeks of such days. The authors of OLMo 2
 # looked into the batches, and found texts in which a few tokens are repeated over and over; they leave out sequences
-# with 32 or more repeats of up to 13 tokens. Here is the log of another run, saved every 45 steps. Behind the first
-# 40 steps, which one is it?
+# with 32 or more repeats of up to 13 tokens. Here is the log of another run, saved every 45 steps. After the first 40
+# steps, at which one is it?
 
 # %% jupyter={"source_hidden": true}
 import shutil

@@ -100,6 +100,7 @@ def curves(
     *,
     xs: Sequence[float] | None = None,
     xlabel: str = "step",
+    ylabel: str = "",
     log: bool = False,
     title: str = "",
 ) -> Picture:
@@ -109,6 +110,7 @@ def curves(
         shown: {title of a panel: {name of a line: its values}}; the name of a line that stands alone may be "".
         xs: the places; default 0, 1, 2, ...
         xlabel: what they are.
+        ylabel: what the values are, where the titles do not say it.
         log: the values on a logarithmic scale.
         title: above the picture.
 
@@ -123,7 +125,7 @@ def curves(
         for axes, panel in panels(figure, shown):
             for (name, values), style in zip(panel.items(), ("-", "--", ":", "-."), strict=False):
                 axes.plot(range(len(values)) if xs is None else xs, values, style, label=name, linewidth=1.6)
-            axes.set(xlabel=xlabel, yscale="log" if log else "linear")
+            axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear")
             if len(panel) > 1:
                 axes.legend(fontsize=7.5)
     return figure

@@ -4,17 +4,17 @@ _TWO = "    return bad_samples(replay, samples[:half]) + bad_samples(replay, sam
 
 WRONG = [
     Edit("    half = len(samples) // 2\n" + _TWO, "    return [one for one in samples if math.isnan(replay([one]))]\n", told="replays for"),
-    Edit(_TWO, "    left = bad_samples(replay, samples[:half])\n    return left or bad_samples(replay, samples[half:])\n", told="are missing"),
-    Edit(_TWO, "    return bad_samples(replay, samples[:half])\n", told="are missing"),
-    Edit("    if len(samples) == 1:\n        return list(samples)\n", "    if len(samples) <= 2:\n        return list(samples)\n", told="are not bad"),
+    Edit(_TWO, "    left = bad_samples(replay, samples[:half])\n    return left or bad_samples(replay, samples[half:])\n", mistake="Where one half has a bad sample, the other half may have another."),
+    Edit(_TWO, "    return bad_samples(replay, samples[:half])\n", told="missing: "),
+    Edit("    if len(samples) == 1:\n        return list(samples)\n", "    if len(samples) <= 2:\n        return list(samples)\n", told="though not bad: 1"),
     Edit("    if not math.isnan(replay(samples)):\n        return []\n", "    if replay(samples) == replay(samples):\n        return []\n", told="replays for"),
-    Edit("if not math.isnan(replay(samples))", "if replay(samples) != math.nan", told="are missing"),
-    Edit("samples[half:]", "samples[half + 1 :]", told="are missing | a replay is of some"),
+    Edit("if not math.isnan(replay(samples))", "if replay(samples) != math.nan", mistake="NaN differs from every number, itself too: only math.isnan finds it."),
+    Edit("samples[half:]", "samples[half + 1 :]", told="missing: | a replay is of some"),
     Edit("    if not math.isnan(replay(samples)):\n        return []\n    if len(samples) == 1:\n        return list(samples)\n",
          "    if len(samples) == 1:\n        return list(samples) if math.isnan(replay(samples)) else []\n", told="replays for"),
     Edit("        return list(samples)\n    half = len(samples) // 2\n" + _TWO,
          "        return list(samples)\n    for one in samples:\n        rest = [s for s in samples if s != one]\n        if not math.isnan(replay(rest)):\n            return [one]\n    return []\n",
-         told="replays for | are missing"),
+         told="replays for | missing: "),
 ]
 
 

@@ -11,6 +11,8 @@ WRONG = [
     Edit(_STREAMS, "", mistake="Adam's moments act on the weights, so on losses from the second step on. If the first one differs already, with the same weights and samples, something else was drawn."),
     Edit('return "moments" if straight["loss"] != resumed["loss"] else "nothing"', 'return "moments"', mistake="Where all numbers agree nothing was forgotten."),
     Edit('return "moments" if straight["loss"] != resumed["loss"] else "nothing"', 'return "nothing"', mistake="The first loss agrees and later ones do not: the step itself was another one."),
+    Edit(_STREAMS, '    if straight["norm"][0] != resumed["norm"][0]:\n        return "moments"\n    if straight["loss"][0] != resumed["loss"][0]:\n        return "streams"\n', mistake="Moments act behind the gradient: they change neither the first loss nor its norm."),
+    Edit('straight["loss"] != resumed["loss"] else', 'any(abs(a - b) > 0.01 * a for a, b in zip(straight["loss"], resumed["loss"])) else', mistake="The logs of a sound resume agree to the last bit: a small difference is one."),
     Edit('straight["loss"][0] != resumed["loss"][0]', 'straight["loss"] != resumed["loss"]', mistake="Later losses differ for other reasons, too: random streams show in the first loss."),
     Edit("    for column", _STREAMS + "    for column", mistake="The first loss also differs with other weights or other samples: look at these first."),
     Edit('straight["loss"][0] != resumed["loss"][0]', 'straight["norm"][0] == resumed["norm"][0]', mistake="The first norm is the same where the first loss is: weights, samples and draws are."),

@@ -19,6 +19,8 @@ WRONG = [
     Edit('(weights + 2 * run["head"])', '(weights + run["head"])', mistake="The embedding has gradients as the output matrix has, and as many."),
     Edit("messages * tokens * run[\"h\"] * 4", "messages * run[\"s\"] * run[\"h\"] * 4", mistake="A summed tensor has all samples of the microbatch."),
     Edit("messages * tokens * run[\"h\"] * 4", "messages * tokens * run[\"h\"] * 4 / run[\"tp\"]", mistake="Every rank of tp sums the whole tensor."),
+    Edit("messages * tokens * run[\"h\"] * 4", "messages * tokens * run[\"h\"] * 8 * (run[\"tp\"] - 1) / run[\"tp\"]", mistake="tp_bytes are the sizes of the tensors that are summed, and not what a ring sends of them."),
+    Edit("messages * tokens * run[\"h\"] * 4", "messages * tokens * run[\"h\"] * 2", mistake="A number in fp32 has 4 bytes."),
 ]
 
 

@@ -64,6 +64,7 @@ def _some(draw: Draw, noisy: bool = False) -> dict[str, Any]:
 FIT = Exercise(
     "fit",
     drive=_drive,
+    seconds=60.0,
     cases=[
         Case("the example: losses of 2 + 8 / N^0.5", of_law(2.0, 8.0, 0.5, [16, 64, 256, 1024]), accept=[within(0.05)]),
         Case("other laws", _some, points=2, hidden=True, draws=4, accept=[within(0.05)], fixed=[
