@@ -72,20 +72,13 @@ def _begin(
     return issue(Work(output, name, axis, x=x, extra=extra, comparable=comparable, event=event), start)
 
 
-def all_reduce_start(x: torch.Tensor, axis: Axis, op: str = "sum", output: torch.Tensor | None = None) -> Work:
-    """Begin an all-reduce of `x`.
-
-    Args:
-        x: this rank's terms, contiguous.
-        axis: the ranks that take part.
-        op: "sum", "max" or "min".
-        output: where the result is written. Default `x` itself.
-    """
+def all_reduce_start(x: torch.Tensor, axis: Axis, op: str = "sum") -> Work:
+    """Begin an in-place all-reduce of `x`."""
     if axis.size == 1:
         return Work(x)
     assert x.is_contiguous(), "an in-place all-reduce needs a contiguous tensor"
-    extra, result = "" if op == "sum" else op, x if output is None else output
-    return _begin("all_reduce", x, result, axis, lambda t: t.all_reduce(x, result, axis, op), extra=extra)
+    extra = "" if op == "sum" else op
+    return _begin("all_reduce", x, x, axis, lambda t: t.all_reduce(x, x, axis, op), extra=extra)
 
 
 def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Work:
@@ -225,8 +218,7 @@ def _pair(x: torch.Tensor, axis: Axis, forward: Way, backward: Way) -> torch.Ten
 
 def _sum_of_copies(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """An all-reduce that leaves `x` as it is: autograd may still need it."""
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return all_reduce_start(x.contiguous(), axis, output=result).wait()  # type: ignore[no-any-return]
+    return all_reduce(x.clone(memory_format=torch.contiguous_format), axis)
 
 
 def copy_to_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:

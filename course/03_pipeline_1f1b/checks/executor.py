@@ -304,6 +304,8 @@ EXECUTE = Exercise(
     accept=[sends("send", "recv"), every_wait_follows],
     without=("minimegatron.parallel", "minimegatron.comm"),
     seconds=30.0,
+    rtol=1e-3,  # sums of up to 24 x 64 products in float32, some of which cancel, in another order than the reference's
+    atol=1e-3,
     cases=[
         Case("two ranks, F0 F1 B0 B1, weights 2 and 3", _TWO, points=2),
         Case("1F1B, and GPipe whose last microbatch goes back first", _run(_lists("1f1b", 3, 6)), points=2, hidden=True,

@@ -101,6 +101,7 @@ class Metrics(Observer):
         self._owned: dict[str, int] = {}
         self.lines = 0
         self.recent: deque[StepReport] = deque(maxlen=WINDOW)
+        self.ended: dict[str, Any] = {}
         self._forget()
 
     @functools.cached_property
@@ -144,7 +145,7 @@ class Metrics(Observer):
         self.experts(list(self.recent), done)
         if reason:
             self.say(f"exiting program at iteration {done}: {reason}")
-        self.write({"event": "end", "time": time.time(), "iteration": done, "reason": reason})
+        self.ended = {"event": "end", "time": time.time(), "iteration": done, "reason": reason}
 
     def step(self, report: StepReport, iteration: int, consumed_samples: int, batch_size: int, seconds: float) -> None:
         """Count a step; print when the interval is full.
@@ -239,6 +240,8 @@ class Metrics(Observer):
         self.log(summary_tags(loads), {"iteration": iteration, **summary_record(loads)}, iteration)
 
     def close(self) -> None:
+        if self.ended:  # the last line: after the evaluation at the end, and the save
+            self.write(self.ended)
         for sink in self.sinks:
             sink.close()
 
