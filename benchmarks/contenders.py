@@ -76,21 +76,24 @@ def our_step(work: Workload, mesh: Mesh) -> Callable[[], None]:
     return lambda: train_step(forward_step, data, ddp, optimizer, scheduler, n) and None
 
 
+def llama_sizes(work: Workload) -> dict[str, int]:
+    """The sizes of the model, by the names of transformers' LlamaConfig."""
+    c = work.config
+    return {
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.ffn_hidden_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_query_groups,
+        "vocab_size": c.vocab_size,
+    }
+
+
 def hugging_face_model(work: Workload) -> Any:
     """transformers' Llama of the same sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    c = work.config
-    config = LlamaConfig(
-        hidden_size=c.hidden_size,
-        intermediate_size=c.ffn_hidden_size,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_attention_heads,
-        num_key_value_heads=c.num_query_groups,
-        vocab_size=c.vocab_size,
-        tie_word_embeddings=False,
-        use_cache=False,
-    )
+    config = LlamaConfig(**llama_sizes(work), tie_word_embeddings=False, use_cache=False)
     return LlamaForCausalLM(config)
 
 

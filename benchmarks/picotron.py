@@ -24,7 +24,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.contenders import Workload, cpu_seconds, tokens
+from benchmarks.contenders import Workload, cpu_seconds, llama_sizes, tokens
 from minimegatron.launch import procs
 
 LAYOUTS = ("one", "tp2", "dp2", "pp2")
@@ -69,12 +69,7 @@ def picotron_step(work: Workload, layout: str) -> Callable[[], None]:
     )
     c = work.config
     config = types.SimpleNamespace(  # it reads these fields of transformers' LlamaConfig
-        hidden_size=c.hidden_size,
-        intermediate_size=c.ffn_hidden_size,
-        num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_attention_heads,
-        num_key_value_heads=c.num_query_groups,
-        vocab_size=c.vocab_size,
+        **llama_sizes(work),
         max_position_embeddings=work.seq_length,
         rms_norm_eps=c.layernorm_epsilon,
         rope_theta=10000.0,
