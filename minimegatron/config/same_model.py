@@ -100,7 +100,9 @@ def mathematics(config: TransformerConfig) -> dict[str, Any]:
     """The fields that decide what the model computes: those of kind MODEL that are read."""
     fields = {name: getattr(config, name) for name in config.to_dict() if name in TransformerConfig.names_of(MODEL)}
     unread = {name for name in fields if unmet(name, lambda other: getattr(config, other))}
-    unread |= {"window_attn_skip_freq"} | ({"max_position_embeddings"} if config.rotates else set())
+    unread |= {"window_attn_skip_freq"} | (
+        set() if config.position_embedding_type == "learned_absolute" else {"max_position_embeddings"}
+    )
     if not all(config.windowed_layers):
         fields["sliding_window"] = [config.window_of(number) for number in range(config.num_layers)]
     if config.softmax_scale == config.replace(softmax_scale=None).score_scale:

@@ -209,7 +209,7 @@ def scratch_line(family: str, folder: Path) -> str:
     if family == "deepseek_v3":
         sizes |= {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 12}
         sizes |= {"moe_layer_freq": "([0]*1+[1]*1)", "moe_router_topk_scaling_factor": 2.5}
-    if FAMILIES[family].has_experts:
+    if FAMILIES[family].has("moe"):
         sizes |= {"num_experts": 4, "moe_router_topk": 2}
     if family in ("qwen2_moe", "deepseek_v3"):
         sizes |= {"moe_ffn_hidden_size": 24, "moe_shared_expert_intermediate_size": 48}

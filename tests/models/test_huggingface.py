@@ -47,6 +47,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", {**SIZES, "head_dim": 24, "query_pre_attn_scalar": 10, "attn_logit_softcapping": 1.5,
                                 "final_logit_softcapping": 2.0, "sliding_window": 7}),
     "olmo2": ("Olmo2Config", {**SIZES, "num_key_value_heads": 4}),
+    # time steps that reach both limits, a chunk that does not divide the sequence
+    "mamba2": ("Mamba2Config", {"hidden_size": 64, "num_heads": 16, "head_dim": 8, "state_size": 12, "n_groups": 4,
+                                "num_hidden_layers": 2, "vocab_size": 99, "chunk_size": 16, "conv_kernel": 3,
+                                "time_step_limit": (0.02, 0.08)}),
 }  # fmt: skip
 SOME: dict[str, Any] = {**SIZES, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT: dict[str, Any] = {
@@ -67,6 +71,12 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3, direct queries": ("DeepseekV3Config", {
         **LATENT, "first_k_dense_replace": 0, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1,
         "topk_group": 1, "q_lora_rank": None, "v_head_dim": 32,
+    }),
+    "nemotron_h": ("NemotronHConfig", {
+        **SIZES, "head_dim": 24, "hybrid_override_pattern": "ME*-M", "ssm_state_size": 12, "mamba_num_heads": 8,
+        "mamba_head_dim": 8, "n_groups": 4, "chunk_size": 16, "time_step_min": 0.02, "n_routed_experts": 16,
+        "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 2.5,
     }),
 }  # fmt: skip
 MODELS = {**FAMILIES, **EXPERTS}
