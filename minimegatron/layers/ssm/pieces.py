@@ -70,9 +70,9 @@ class Pieces:
                 f"a piece of {self._shortest} tokens: the convolution sees {count} tokens before each",
                 fix=f"a seq_length of at least {2 * self.cp.size * count}, or a smaller context_parallel_size",
             )
-        nothing = torch.zeros_like(parts[0][:1]).expand(count, *parts[0].shape[1:])
-        earlier = self._before([part[-count:] for part in parts])
-        return [of[-1] if of else nothing for of in earlier]
+        if self.cp.size == 1:
+            return [parts[0].new_zeros(count, *parts[0].shape[1:])]
+        return [of[-1] for of in self._before([part[-count:] for part in parts])]
 
     def states(self, scans: Sequence[Scan]) -> list[torch.Tensor | None]:
         """The state before each piece, [b, heads, p, n]; None for zeros."""
@@ -87,14 +87,16 @@ class Pieces:
         ]
 
     def _before(self, own: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """For each piece of this rank, the tensors of all pieces before it in the sequence, in order.
+        """For each piece of this rank zeros, and the tensors of all pieces before it in the sequence, in order.
+
+        The zeros depend on what was gathered, so that also a rank with no piece before its own takes part in the
+        backward pass.
 
         Args:
             own: a tensor for each piece of this rank, all of one shape.
         """
-        if self.cp.size == 1:
-            return [[]]
         two = torch.stack([*own, *[torch.zeros_like(own[0])] * (2 - len(own))])
         every = gather_from_region(two, self.cp, 0, reduce_gradient=True)
         places = [self._order.index(2 * self.cp.rank + i) for i in range(len(own))]
-        return [[every[i] for i in self._order[:place]] for place in places]
+        zeros = every[0].masked_fill(torch.ones_like(every[0], dtype=torch.bool), 0.0)
+        return [[zeros, *(every[i] for i in self._order[:place])] for place in places]
