@@ -190,9 +190,9 @@ def test_logits_through_a_pipeline(ranks, name):
     assert first is None and last <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["gemma2", "olmo2"])
-def test_gradients_of_all_weights(name):
-    """Of the mean loss, in fp64, under their names."""
+@pytest.mark.parametrize("name, tolerance", [("gemma2", 1e-6), ("olmo2", 1e-6), ("mamba2", 1e-5), ("nemotron_h", 1e-5)])
+def test_gradients_of_all_weights(name, tolerance):
+    """Of the mean loss, in fp64; but transformers computes Mamba's recurrence in fp32."""
     theirs = hf_model(name)
     family, config = config_from_huggingface(theirs.config.to_dict())
     ours = GPTModel(config, Mesh.serial())
@@ -202,12 +202,13 @@ def test_gradients_of_all_weights(name):
     logits = theirs(tokens[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     ours(tokens[:, :-1], labels=tokens[:, 1:]).mean().backward()
-    grads = {n: gather_logical(p.grad, layout_of(p), Mesh.serial()) for n, p in logical_parameters(ours)}
-    got = state_to_huggingface(grads, config, family)
-    want = {n: p.grad for n, p in theirs.named_parameters()}
-    assert got.keys() == want.keys()
-    for n, grad in want.items():
-        assert (got[n] - grad).abs().max() <= 1e-6 * grad.abs().max(), n
+    grads = {name: p.grad for name, p in theirs.named_parameters()}
+    no_grads = {name: torch.zeros_like(t) for name, t in theirs.state_dict().items()}  # of biases of a router
+    want = state_from_huggingface({**no_grads, **grads}, config, family)
+    for n, p in logical_parameters(ours):
+        got = torch.zeros_like(p) if p.grad is None else gather_logical(p.grad, layout_of(p), Mesh.serial())
+        assert (got - want[n]).abs().max() <= tolerance * want[n].abs().max(), n
+    assert sum(grad.any() for grad in want.values()) >= len(want) - 1, "what is not moved is not compared"
 
 
 @pytest.mark.parametrize("change", [{"norm_topk_prob": False}, {"rms_norm_eps": 1e-5}, {"num_experts_per_tok": 3}])
