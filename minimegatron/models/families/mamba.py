@@ -43,7 +43,7 @@ SIZES = {
 }
 BIASES = only(use_bias=False, use_conv_bias=True)
 WITHOUT_EFFECT = (
-    "chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "time_step_max", "time_step_floor", "time_step_rank",
+    "chunk_size", "residual_in_fp32", "rescale_prenorm_residual", "time_step_max", "time_step_floor",
 )  # fmt: skip
 
 

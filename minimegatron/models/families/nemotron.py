@@ -28,9 +28,17 @@ _SYMBOLS = {
 _WITHOUT_EFFECT = (
     *mamba.WITHOUT_EFFECT, "expand", "time_step_limit", "num_logits_to_keep", "use_mamba_kernels", "n_shared_experts",
     "mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "mtp_layers_block_type", "mtp_hybrid_override_pattern",
-    # in files, and not in the class
-    "rms_norm_eps", "norm_eps", "rope_theta", "partial_rotary_factor", "attention_head_dim",
 )  # fmt: skip
+
+
+def _read_others(keys: Keys) -> Fields:
+    """Keys of files that transformers passes over, and tied embeddings, which its class never ties."""
+    epsilon, width = keys["layer_norm_epsilon"], keys["head_dim"]
+    said = {"rms_norm_eps": epsilon, "norm_eps": epsilon, "attention_head_dim": width, "rope_theta": 10000,
+            "partial_rotary_factor": 1.0, "tie_word_embeddings": False, "sliding_window": None}  # fmt: skip
+    for key, wanted in said.items():
+        keys.only(key, wanted)
+    return {}
 
 
 def _read_pattern(keys: Keys) -> Fields:
@@ -183,7 +191,8 @@ register(
             one_of("mlp_hidden_act", {"relu2": "squared_relu", "silu": "silu"}, "activation", "MLPs without gates"),
             noted(attention_dropout="attention_dropout"),
             mamba.BIASES,
-            only(mamba_hidden_act="silu", mamba_proj_bias=False, sliding_window=None),
+            only(mamba_hidden_act="silu", mamba_proj_bias=False),
+            Part(_read_others, lambda config: {}),
             mamba.without_effect(*_WITHOUT_EFFECT),
             Part(_read_pattern, _write_pattern),
             Part(_read_experts, _write_experts),
