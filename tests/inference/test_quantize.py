@@ -186,16 +186,7 @@ def test_a_quantised_folder_is_one_over_tp_and_becomes_a_plain_one(tmp_path, ran
 
 # --------------------------------------------------------------------------------------------- activation-aware
 
-FAMILIES = [
-    "llama2",
-    "llama2-mha-bias",
-    "qwen2.5-tied-mqa",
-    "gemma2",
-    "olmo2",
-    "qwen2_moe",
-    "deepseek_v3",
-    "nemotron_h",
-]
+FAMILIES = ["llama2", "llama2-mha-bias", "qwen2.5-tied-mqa", "gemma2", "olmo2", "qwen2_moe", "deepseek_v3"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
