@@ -79,7 +79,7 @@ def _read_experts(keys: Keys) -> Fields:
         "moe_router_topk": int(k),
         "moe_router_num_groups": groups if groups > 1 else None,
         "moe_router_group_topk": kept if groups > 1 else None,
-        "moe_router_topk_scaling_factor": float(factor),
+        "moe_router_topk_scaling_factor": None if factor == 1 else float(factor),
         **_ROUTER,
     }
 
