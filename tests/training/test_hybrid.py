@@ -48,6 +48,7 @@ def test_a_run_goes_on_in_other_layouts_and_is_published(ranks, tmp_path):
     assert made.tokens == words.tolist()
 
 
+@pytest.mark.timeout(120)
 def test_it_is_planned():
     line = [*TINY.split(), "--mock-data", *LINE.split(), "--tensor-model-parallel-size", "2"]
     told = plan(parse_args(line, 2), 2, CLUSTERS["h100"])
