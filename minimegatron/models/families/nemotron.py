@@ -99,7 +99,7 @@ def _write_experts(config: TransformerConfig) -> Fields:
     }
 
 
-_ROUTER = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+_ROUTER: dict[str, Any] = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
 _SIZES = {
     **mamba.SIZES,
     "num_attention_heads": "num_attention_heads",
