@@ -989,8 +989,8 @@ MUTANTS = (
     # ------------------------------------------------------------------------------------------- Mamba-2, hybrids
     Mutant(
         "a chunk that is not full is filled with copies of its last step", _SCAN,
-        "F.pad(t, (0, 0) * (t.dim() - 1) + (0, -s % length))",
-        "torch.cat([t, t[-1:].expand(-s % length, *t.shape[1:])])", _CHUNKS,
+        "t = F.pad(t, (0, 0) * (t.dim() - 1) + (0, -s % length))",
+        "t = torch.cat([t, t[-1:].expand(-s % length, *t.shape[1:])])", _CHUNKS,
     ),
     Mutant(
         "a chunk reads the state after it", _SCAN,

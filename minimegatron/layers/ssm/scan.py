@@ -23,9 +23,10 @@ from chunk to chunk states are carried, s / l steps in place of s:
 | decay      | exp(a_l)                                              | a number a head      |
 | read       | exp(a_i) (h C_i), h the state before the chunk        | [l, p] a head        |
 
-Work: 2 s l (n / r + p) + 4 s p n multiply-adds a head, r heads a group, where attention has s^2 of the first. A chunk
-that is not full is padded with dt = 0, which neither fades the state nor adds to it. With documents nothing passes
-their borders: each of the four formulas loses the terms that would.
+Work: s (2 l (n / r + p) + 4 p n) FLOPs a head, with r heads a group; attention has s in place of l. Memory for the
+backward pass: above all the decays and weights within chunks, 8 s l bytes a head; `--recompute-activations` computes
+them again. A chunk that is not full is padded with dt = 0, which neither fades the state nor adds to it. With documents
+nothing passes their borders: each of the four formulas loses the terms that would.
 
 Everything is computed in fp32 (fp64 for fp64): decays multiply up over the whole sequence.
 
@@ -69,12 +70,15 @@ class Scan:
 
         def chunks(t: torch.Tensor) -> torch.Tensor:
             """[s, b, ...] -> [chunks, b, l, ...]."""
-            return F.pad(t, (0, 0) * (t.dim() - 1) + (0, -s % length)).unflatten(0, (-1, length)).transpose(1, 2)
+            if s % length:
+                t = F.pad(t, (0, 0) * (t.dim() - 1) + (0, -s % length))
+            return t.unflatten(0, (-1, length)).transpose(1, 2)
 
         x = chunks(x.to(wide) * dt[..., None]).unflatten(3, (groups, -1))  # [c, b, l, g, r, p]
         B, self._C = chunks(B.to(wide)), chunks(C.to(wide))  # [c, b, l, g, n]
         a = chunks(dt * A).cumsum(2).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)  # [c, b, g, r, l]
-        pairs = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()  # [l, l], or of each chunk
+        place = torch.arange(length, device=x.device)
+        pairs = place[:, None] >= place  # [l, l], or of each chunk
         to_end = from_start = throughout = None
         if segments is not None:
             of = torch.cat([segments[:, 1:], segments[:, -1:].expand(-1, -s % length)], 1)
@@ -108,7 +112,7 @@ class Scan:
         return carry(self._zeros(), self._states, self._decays)[1], self._decays.prod(0)
 
     def _zeros(self) -> torch.Tensor:
-        return torch.zeros_like(self._states[0])
+        return self._states.new_zeros(self._states.shape[1:])
 
 
 def carry(
