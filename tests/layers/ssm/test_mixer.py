@@ -17,7 +17,7 @@ from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.logical import draw, draw_part, initialize
 from minimegatron.layers.param import ParamLayout, cut_evenly, layout_of
 from minimegatron.layers.ssm.mixer import MambaMixer
-from minimegatron.models.decoder import build_model
+from minimegatron.models.decoder import GPTModel, build_model
 from tests.twin import weights
 
 SIZES: dict[str, Any] = {
@@ -129,3 +129,8 @@ def test_pieces_are_not_shorter_than_the_convolution_sees(ranks):
     with pytest.raises(RankError, match="a piece of 2 tokens: the convolution sees 3 tokens before each") as caught:
         ranks(2).run(on_short_pieces)
     assert DataError.__name__ in str(caught.value)
+
+
+def test_adapters_have_no_place_in_it():
+    with pytest.raises(ConfigError, match="none of the layers 0, 1 has one of lora_target_modules"):
+        GPTModel(TransformerConfig(**SIZES, lora_rank=2), Mesh.serial())
