@@ -26,7 +26,7 @@ from tests.thorough import mostly_thorough
 
 TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
 TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "deepseek_v3": "deepseek_v3"}
-TINY |= {"gemma2": "gemma2", "olmo2": "olmo2"}
+TINY |= {name: name for name in ("gemma2", "olmo2", "mamba2", "nemotron_h")}
 
 
 def file_of(family: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def changes(family: str) -> list[tuple[str, dict[str, Any]]]:
             also |= {"use_sliding_window": True, "sliding_window": 5}
         if key == "use_sliding_window":
             also |= {"sliding_window": 5, "max_window_layers": 0, "layer_types": None}
-        if key in ("max_window_layers", "num_hidden_layers"):
+        if key in ("max_window_layers", "num_hidden_layers") and "layer_types" in file_of(family):
             also["layer_types"] = None
         found.append((key, {key: other, **also}))
     return found
@@ -187,7 +187,7 @@ def test_a_key_of_other_families_is_refused(family):
     if "attention_bias" in FAMILIES[family].defaults and "mlp_bias" in seen:  # with both, Llama's model would fit
         with pytest.raises(ConfigError, match="mlp_bias"):
             config_from_huggingface({**file_of(family), "attention_bias": True, "mlp_bias": True})
-    if family != "gpt2":
+    if "rope_theta" in FAMILIES[family].defaults:
         for kind in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}):
             table = {**kind, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
             if family == "deepseek_v3" and kind["rope_type"] == "linear":

@@ -1,0 +1,136 @@
+"""The recurrence of Mamba-2 chunk by chunk (state-space duality, SSD).
+
+The problem in a sentence: a recurrence costs one small step after the other, for every token, and a GPU wants few large
+products.
+
+Each head has a state h [p, n], which fades and takes in the token x_t [p]; B_t and C_t [n] say where it is written and
+where it is read:
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T          y_t = h_t C_t
+
+A < 0 is a number of the head, dt_t > 0 one of the token and head; a group of heads shares B and C. Written out, y is
+attention without a softmax, where the weight of token j for token i is C_i . B_j times what is left after i - j steps:
+
+    y_i = sum_{j <= i} exp(a_i - a_j) (C_i . B_j) dt_j x_j             a_i = A (dt_1 + ... + dt_i)
+
+Both forms are used. The sequence is cut into chunks of l tokens; inside a chunk the second form is three products, and
+from chunk to chunk states are carried, s / l steps in place of s:
+
+| of a chunk | formula                                               | shape                |
+|------------|-------------------------------------------------------|----------------------|
+| within     | (C B^T * decays) X                                    | [l, p] a head        |
+| state      | sum_j exp(a_l - a_j) dt_j x_j B_j^T                   | [p, n] a head        |
+| decay      | exp(a_l)                                              | a number a head      |
+| read       | exp(a_i) (h C_i), h the state before the chunk        | [l, p] a head        |
+
+Work: s (2 l (n / r + p) + 4 p n) FLOPs a head, with r heads a group; attention has s in place of l. Memory for the
+backward pass: above all the decays and weights within chunks, 8 s l bytes a head; `--recompute-activations` computes
+them again. A chunk that is not full is padded with dt = 0, which neither fades the state nor adds to it. With documents
+nothing passes their borders: each of the four formulas loses the terms that would.
+
+Everything is computed in fp32 (fp64 for fp64): decays multiply up over the whole sequence.
+
+Dao and Gu 2024 (arXiv 2405.21060), section 6. mamba-ssm: `mamba_chunk_scan_combined`; Megatron-LM calls that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+
+
+class Scan:
+    """The chunks of a piece of a sequence; what came before the piece is added by `outputs`.
+
+    Args:
+        x: [s, b, heads, p].
+        dt: [s, b, heads], fp32, not negative.
+        A: [heads], fp32, negative.
+        B, C: [s, b, groups, n]; heads of a group are consecutive.
+        chunk_size: l.
+        segments: [b, 1 + s], numbers of the documents of the tokens and of the token before them; None for one
+            document.
+    """
+
+    def __init__(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        chunk_size: int,
+        segments: torch.Tensor | None = None,
+    ) -> None:
+        s, groups, wide = len(x), B.shape[2], torch.promote_types(x.dtype, torch.float32)
+        length = min(chunk_size, s)
+        self.length = s
+
+        def chunks(t: torch.Tensor) -> torch.Tensor:
+            """[s, b, ...] -> [chunks, b, l, ...]."""
+            if s % length:
+                t = F.pad(t, (0, 0) * (t.dim() - 1) + (0, -s % length))
+            return t.unflatten(0, (-1, length)).transpose(1, 2)
+
+        x = chunks(x.to(wide) * dt[..., None]).unflatten(3, (groups, -1))  # [c, b, l, g, r, p]
+        B, self._C = chunks(B.to(wide)), chunks(C.to(wide))  # [c, b, l, g, n]
+        a = chunks(dt * A).cumsum(2).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)  # [c, b, g, r, l]
+        place = torch.arange(length, device=x.device)
+        pairs = place[:, None] >= place  # [l, l], or of each chunk
+        to_end = from_start = throughout = None
+        if segments is not None:
+            of = torch.cat([segments[:, 1:], segments[:, -1:].expand(-1, -s % length)], 1)
+            of = of.unflatten(1, (-1, length)).transpose(0, 1)  # [c, b, l]
+            last = of[:, :, -1]
+            before = torch.cat([segments[None, :, 0], last[:-1]])
+            pairs = pairs & (of[..., None] == of[:, :, None])[:, :, None, None]
+            to_end, from_start = ((of == end[..., None])[:, :, None, None] for end in (last, before))
+            throughout = (last == before)[:, :, None, None]
+        decays = _exp(a[..., None] - a[..., None, :], pairs)
+        within = torch.einsum("cblgn,cbmgn->cbglm", self._C, B)[:, :, :, None] * decays
+        self._within = torch.einsum("cbgrlm,cbmgrp->cblgrp", within, x)
+        kept = _exp(a[..., -1:] - a, to_end).permute(0, 1, 4, 2, 3)[..., None] * x
+        self._states = torch.einsum("cblgrp,cblgn->cbgrpn", kept, B).flatten(2, 3)
+        self._decays = _exp(a[..., -1], throughout).flatten(2, 3)
+        self._reads = _exp(a, from_start).permute(0, 1, 4, 2, 3)[..., None]
+
+    def outputs(self, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """y [s, b, heads, p] and the state after the piece, given that before it; both [b, heads, p, n].
+
+        Args:
+            state: default zeros.
+        """
+        before, after = carry(self._zeros() if state is None else state, self._states, self._decays)
+        h = torch.stack(before).unflatten(2, (self._C.shape[3], -1))
+        y = self._within + torch.einsum("cblgn,cbgrpn->cblgrp", self._C, h) * self._reads
+        return y.transpose(1, 2).flatten(0, 1)[: self.length].flatten(2, 3), after
+
+    def summary(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the piece makes of a state: adds [b, heads, p, n], after a decay [b, heads] of it."""
+        return carry(self._zeros(), self._states, self._decays)[1], self._decays.prod(0)
+
+    def _zeros(self) -> torch.Tensor:
+        return self._states.new_zeros(self._states.shape[1:])
+
+
+def carry(
+    state: torch.Tensor, states: Iterable[torch.Tensor], decays: Iterable[torch.Tensor]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The states before each of several parts of a sequence, and the state after them.
+
+    Args:
+        state: [b, heads, p, n], before the first part.
+        states, decays: of each part, see `Scan.summary`.
+    """
+    before = []
+    for own, decay in zip(states, decays, strict=True):
+        before.append(state)
+        state = decay[..., None, None] * state + own
+    return before, state
+
+
+def _exp(log: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
+    """exp(log), and 0 where `keep` is False; there log may be large."""
+    return (log if keep is None else log.masked_fill(~keep, -torch.inf)).exp()
