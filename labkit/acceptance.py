@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import functools
 import importlib
 import io
 import json
@@ -53,6 +54,7 @@ from minimegatron.flags import Parser
 from minimegatron.launch.drivers import nvidia_smi
 from minimegatron.launch.procs import usable_cores
 
+T = TypeVar("T")
 Try = TypeVar("Try", bound=Callable[..., Any])
 
 
@@ -102,6 +104,25 @@ def require(holds: bool, told: str) -> None:
     """Raise `Missed` unless something holds."""
     if not holds:
         raise Missed(told)
+
+
+def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A method whose value is kept, or what it has raised of `FAULTS`: a run that has failed is not tried again."""
+    name = f"_once_{method.__name__}"
+
+    @functools.wraps(method)
+    def kept(self: Any) -> T:
+        if name not in vars(self):
+            try:
+                vars(self)[name] = method(self), None
+            except FAULTS as error:
+                vars(self)[name] = None, error
+        value, error = vars(self)[name]
+        if error is not None:
+            raise error
+        return value  # type: ignore[no-any-return]
+
+    return kept
 
 
 class Criteria(Generic[Try]):
