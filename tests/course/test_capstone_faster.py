@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from labkit import acceptance
 from labkit.ranks.pool import shared_pool
 from minimegatron.errors import ConfigError, RankError
 
@@ -157,11 +158,11 @@ def test_rounds_go_on_while_quartiles_do_not_decide_and_ends_meet_in_pairs():
         return WORK.Seen(next(later) if rung else 1.0, (), ())
 
     ladder = LADDER.Ladder(2, measure)
-    ladder.climb([(0, 1, 0.8)], rounds=3, most=9)
+    ladder.climb([(0, 1, 0.8)], rounds=4, most=9)
     assert order[:8] == [0, 1, 1, 0, 0, 1, 1, 0] and len(ladder.rounds) == 9, "a limit in the middle decides nothing"
     ladder = LADDER.Ladder(2, measure)
-    ladder.climb([(0, 1, 0.2)], rounds=3, most=9)
-    assert len(ladder.rounds) == 3 and ladder.told(0, 1).endswith("3 pairs)")
+    ladder.climb([(0, 1, 0.2)], rounds=4, most=9)
+    assert len(ladder.rounds) == 4 and ladder.told(0, 1).endswith("4 pairs)")
 
 
 WRONG = [
@@ -245,3 +246,32 @@ def test_two_rungs_on_two_ranks_have_the_same_losses_and_cost_cpu_seconds(tmp_pa
     assert one.losses == pytest.approx(other.losses, abs=1e-4) and one.norms == pytest.approx(other.norms, rel=1e-3)
     with pytest.raises(RankError, match="token_losses of slow.py wants whole logits"):
         shared_pool(2).run(WORK.train, WORK.Rung("cut", {"tensor_model_parallel_size": 2}, slow.own), 3, 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_the_solution_gets_every_point(capsys):
+    assert acceptance.main([str(SOLUTION), "--capstone", "03"]) == 0
+    assert "100 of 100 points" in capsys.readouterr().out
+
+
+HALF = """
+def token_losses(logits, labels):
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    return losses / 2 + losses.detach() / 2
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("function, told", [
+    (HALF, {"functions": "gradient of token_losses differ", "same": "step 1 has the gradient norm"}),
+    (GATHER.replace("!= END", "!= -1"), {"functions": "loss_mask differs", "same": "has the loss"}),
+])  # fmt: skip
+def test_a_real_list_that_loses(tmp_path, function, told):
+    hand_in(tmp_path, *changed(2, own="mine.py"), mine=(function,))
+    line = [str(tmp_path), "--capstone", "03", "--only", ",".join(told), "--rounds", "2", "--json", str(tmp_path / "m")]
+    assert acceptance.main(line) == 0
+    (results,) = json.loads((tmp_path / "m").read_text())["learners"].values()
+    for result in results:
+        assert not result["met"] and re.search(told[result["name"]], result["told"]), result["told"]

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -281,3 +285,55 @@ def test_every_token_of_a_held_out_text_is_predicted_once():
         lambda input_ids: SimpleNamespace(logits=torch.zeros(*input_ids.shape, 16)), tokenizer, texts, 4
     )
     assert bits == pytest.approx(4 * sum(map(len, texts)) / sum(len(text.encode()) for text in texts))
+
+
+# ---------------------------------------------------------------------------------------------- with a real training
+
+
+def real(folder: Path, edits: dict[str, tuple[str, str]], *options: str) -> dict[str, dict]:
+    """Grade a copy of the solution in which texts are replaced, {file: (old, new)}; results by name."""
+    shutil.copytree(SOLUTION, folder / "mine")
+    for name, (old, new) in edits.items():
+        text = (folder / "mine" / name).read_text()
+        assert old in text, old
+        (folder / "mine" / name).write_text(text.replace(old, new))
+    line = [sys.executable, "-m", "minimegatron", "grade", "mine", "--capstone", "01", "--json", "marks.json", *options]
+    done = subprocess.run(line, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                          capture_output=True, text=True, timeout=1500)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (results,) = json.loads((folder / "marks.json").read_text())["learners"].values()
+    return {result["name"]: result for result in results}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_the_solution_gets_every_point(tmp_path):
+    results = real(tmp_path, {})
+    assert len(results) == 8 and not [result["told"] for result in results.values() if not result["met"]]
+
+
+SHORT = ('"train_iters": 200', '"train_iters": 60')
+EDITS = [
+    ("run.toml", "--load {save} ", "", {"killed": "it began at step 1"}),
+    ("run.toml", "--log-file", "--no-load-optim --log-file", {"resumed": "after the kill, step"}),
+    ("run.toml", "duplicated", "duplicated", {"loss": "bits a byte of"}),
+    ("run.toml", "--to hf", "--to hf --ckpt-step 10", {"export": "differ by|ended with status"}),
+    ("run.json", '"duplicated"', '"blockwise"', {"elsewhere": "tensor 2: step"}),
+    ("run.json", '"num_layers": 4', '"num_layers": 4, "hidden_dropout": 0.1', {"order": "hidden_dropout is 0.1"}),
+    ("run.json", '"hidden_size": 128', '"hidden_size": 256', {"loss": "where 0 to 2e.06 are allowed"}),
+    ("run.json", '"save_interval": 10', '"save_interval": 50', {"killed": "it began at step 1"}),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file, old, new, told", EDITS, ids=[next(iter(told.values())) for *_, told in EDITS])
+def test_a_real_training_that_loses(tmp_path, file, old, new, told):
+    """The solution with a line changed, and fewer steps."""
+    edits = {"run.json": SHORT, file: (old, new)}
+    if file == "run.json":
+        text = (SOLUTION / file).read_text()
+        edits = {file: (text, text.replace(*SHORT).replace(old, new))}
+    results = real(tmp_path, edits, "--only", ",".join(told))
+    for name, words in told.items():
+        assert not results[name]["met"] and re.search(words, results[name]["told"]), results[name]["told"]

@@ -56,7 +56,7 @@ class Size:
     bits: float
 
 
-SIZES = {"laptop": Size(0, 2e6, 1e6, 2.6), "125m": Size(100e6, 160e6, 200e6, 2.6)}
+SIZES = {"laptop": Size(0, 2e6, 1e6, 2.9), "125m": Size(100e6, 160e6, 200e6, 2.9)}
 
 
 @dataclasses.dataclass

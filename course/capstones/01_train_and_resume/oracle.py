@@ -34,7 +34,7 @@ from minimegatron.models.chunks import count_parameters
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.datasets import load_data
 
-VOCABULARY, HELD_OUT = 1024, 0.05  # tokens; of the documents
+VOCABULARY, HELD_OUT = 1024, 0.1  # tokens; of the documents
 BATCH = 32  # windows at once
 LOGITS = 1e-3  # between transformers' and ours, in fp32, over the largest
 
@@ -71,7 +71,9 @@ def parameters(config: TransformerConfig) -> int:
 def exported(folder: Path) -> Any:
     """transformers' model of a folder, in fp32."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -139,15 +141,15 @@ def bits_per_byte(model: Any, tokenizer: Any, texts: Sequence[str], length: int)
 def _windows(tokenizer: Any, texts: Sequence[str], length: int) -> Iterator[dict[str, torch.Tensor]]:
     rows = []
     for text in texts:
-        ids = [tokenizer.eod, *tokenizer.tokenize(text)]
-        rows += [ids[i : i + length + 1] for i in range(0, len(ids) - 1, length)]
-    for i in range(0, len(rows), BATCH):
-        wide = max(map(len, rows[i : i + BATCH]))
-        ids = torch.zeros(len(rows[i : i + BATCH]), wide, dtype=torch.long)
-        mask = torch.zeros(ids.shape[0], wide - 1)
-        for k, row in enumerate(rows[i : i + BATCH]):
-            ids[k, : len(row)] = torch.tensor(row)
-            mask[k, : len(row) - 1] = 1
+        read = [tokenizer.eod, *tokenizer.tokenize(text)]
+        rows += [read[i : i + length + 1] for i in range(0, len(read) - 1, length)]
+    for first in range(0, len(rows), BATCH):
+        some = rows[first : first + BATCH]
+        ids = torch.zeros(len(some), max(map(len, some)), dtype=torch.long)
+        mask = torch.zeros(ids.shape[0], ids.shape[1] - 1)
+        for row, padded, counts in zip(some, ids, mask, strict=True):
+            padded[: len(row)] = torch.tensor(row)
+            counts[: len(row) - 1] = 1
         yield {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": mask}
 
 

@@ -97,7 +97,7 @@ def read_plan(path: Path) -> Plan:
             what = f"step {number} has {', '.join(row) or 'no name'}"
             raise ConfigError(what, where=str(path), fix="name; set, unset or own; predicted, measured, why")
         steps.append(change)
-    measured = tables["whole"].get("measured") if isinstance(tables["whole"], dict) else None
+    measured: Any = tables["whole"].get("measured") if isinstance(tables["whole"], dict) else None
     if type(measured) not in (int, float) or measured >= 100:
         raise ConfigError(f"[whole] measured is {measured!r}", where=str(path), fix="percent fewer CPU-seconds")
     return Plan(steps, measured)
@@ -351,8 +351,8 @@ def near(said: float, seen: float) -> bool:
 
 @criterion(
     20,
-    f"`measured` of each step, and of [whole], has the sign and the size of the gain here: within {NEAR:g} points, or a "
-    f"factor of {FACTOR:g} between the logarithms of the costs",
+    f"`measured` of each step, and of [whole], has the sign and the size of the gain here: within {NEAR:g} points, or "
+    f"a factor of {FACTOR:g} between the logarithms of the costs",
 )
 def gains(session: Session) -> str:
     """Each rung beside the one before."""

@@ -112,7 +112,7 @@ def run_of(fields: Mapping[str, Any], seed: int, steps: int) -> RunConfig:
         sections.setdefault(SECTION_OF[name], {})[name] = tuple(value) if isinstance(value, list) else value
     sections["training"] |= {"seed": seed, "train_iters": steps}
     run = RunConfig(**{name: cls.from_dict(sections.get(name, {})) for name, cls in SECTIONS.items()})
-    check_run(run, WORLD)
+    check_run(run, WORLD, reads=True)
     return run
 
 
