@@ -140,7 +140,7 @@ class Run:
                     DEFAULTS.get(section, {}).get(field.name),
                 ):
                     found.add(field.name)
-        return found - GIVEN
+        return found - GIVEN - {"max_position_embeddings"}  # which a run makes as long as its samples
 
 
 def read_log(path: Path) -> list[Run]:
