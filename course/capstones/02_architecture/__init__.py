@@ -21,10 +21,11 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from labkit.acceptance import Capstone, Tell
+from labkit.acceptance import Capstone, Missed, Tell
 from labkit.ranks.fork_server import SHARED, share
 
-from .criteria import CRITERIA, Session, drawn_flags, try_all
+from . import trials
+from .criteria import CRITERIA, Session, drawn_flags
 from .planting import FILE
 
 
@@ -33,7 +34,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(folder: Path, options: argparse.Namespace, random: Random, tell: Tell) -> None:
-    """Grade one architecture."""
+    """Grade one architecture.
+
+    Raises:
+        Missed: there is no model, or none with a module of the hand-in's own.
+    """
     with tempfile.TemporaryDirectory(prefix="minimegatron-capstone-") as scratch:
         if not os.environ.get(SHARED):
             share(tempfile.mkdtemp())  # tests of a hand-in start ranks, too
@@ -41,7 +46,11 @@ def run(folder: Path, options: argparse.Namespace, random: Random, tell: Tell) -
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         rest = Path(scratch, "scratch")
         rest.mkdir()
-        try_all(Session(copy, rest, random, drawn_flags(random)), options.criteria, tell)
+        session = Session(copy, rest, random, drawn_flags(random))
+        if not session.ask(1, trials.built, session.flags):
+            raise Missed(f"no layer of the model has a module whose class, with a `forward`, is written in {FILE}")
+        for criterion in options.criteria:
+            tell(CRITERIA.result(criterion, session))
 
 
-CAPSTONE = Capstone("02_architecture", FILE, CRITERIA, options, run)
+CAPSTONE = Capstone("02_architecture", FILE, list(CRITERIA), options, run)

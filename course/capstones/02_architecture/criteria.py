@@ -25,11 +25,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from labkit.acceptance import Criterion, Result, Tell
+from labkit.acceptance import Criteria, Missed, require
 from labkit.ranks.pool import WarmPool
 from minimegatron.checkpoint.commit import folder_of, read_manifest
 from minimegatron.checkpoint.load import CheckpointFiles
-from minimegatron.errors import ConfigError, DeadlineError, MinimegatronError, RankError
+from minimegatron.errors import ConfigError, DeadlineError, RankError
 
 from . import trials
 from .given.trying import PIECES
@@ -47,10 +47,6 @@ PLAIN = frozenset({"torch", "math", "typing", "collections", "__future__"})
 TP2 = "--tensor-model-parallel-size 2"
 SP = f"{TP2} --sequence-parallel"
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-
-
-class Missed(Exception):
-    """A criterion is not met, and why."""
 
 
 @dataclasses.dataclass
@@ -107,51 +103,13 @@ def drawn_flags(random: Random) -> str:
     return " ".join(f"--{name} {value}" for name, value in sizes.items())
 
 
-Try = Callable[[Session], str]
-TRIES: dict[str, Try] = {}
-CRITERIA: list[Criterion] = []
-
-
-def criterion(points: int, limit: str) -> Callable[[Try], Try]:
-    """A function that returns what was seen, or raises `Missed`, is a criterion of its name."""
-
-    def register(function: Try) -> Try:
-        CRITERIA.append(Criterion(function.__name__, points, limit))
-        TRIES[function.__name__] = function
-        return function
-
-    return register
-
-
-def try_all(session: Session, criteria: list[Criterion], tell: Tell) -> None:
-    """Each criterion, unless there is no model with a module of the hand-in's own."""
-    try:
-        own = session.ask(1, trials.built, session.flags)
-        if not own:
-            raise Missed(f"no layer of the model has a module whose class, with a `forward`, is written in {FILE}")
-    except Missed as error:
-        for each in criteria:
-            tell(Result(each, False, str(error)))
-        return
-    for each in criteria:
-        try:
-            tell(Result(each, True, TRIES[each.name](session)))
-        except Missed as error:
-            tell(Result(each, False, str(error)))
-        except (OSError, MinimegatronError, SyntaxError) as error:
-            tell(Result(each, False, f"{type(error).__name__}: {error}"))
-
-
-def require(holds: bool, told: str) -> None:
-    """Raises `Missed`."""
-    if not holds:
-        raise Missed(told)
+CRITERIA: Criteria[Callable[[Session], str]] = Criteria()
 
 
 # ------------------------------------------------------------------------------------------------------- one process
 
 
-@criterion(
+@CRITERIA(
     10,
     f"in float64 each module of yours gives what `reference` gives for one sequence, within {FORMULA:g} of its largest "
     "output; reference.py imports torch alone",
@@ -178,8 +136,12 @@ def formula(session: Session) -> str:
 
 def _imports(file: Path) -> list[str]:
     """The first words of what a file imports; "." for what lies beside it."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise Missed(f"{file.name} is no Python: {error}") from None
     found = []
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [alias.name.split(".")[0] for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -189,7 +151,7 @@ def _imports(file: Path) -> list[str]:
     return found
 
 
-@criterion(
+@CRITERIA(
     10,
     "in float64 the derivative by every parameter, in a random direction, is that of two forward passes, within "
     f"{SLOPE:g}",
@@ -204,7 +166,7 @@ def gradients(session: Session) -> str:
     return f"{len(found)} parameters"
 
 
-@criterion(5, "no logit depends on a later token or on another sequence; each depends on earlier ones")
+@CRITERIA(5, "no logit depends on a later token or on another sequence; each depends on earlier ones")
 def causal(session: Session) -> str:
     """A token is changed."""
     length = int(session.flags.split("--seq-length ")[1].split()[0])
@@ -216,7 +178,7 @@ def causal(session: Session) -> str:
     return f"tokens {', '.join(map(str, places))} of {length} changed"
 
 
-@criterion(5, "of two documents in a row the second does not see the first; or a ConfigError refuses documents")
+@CRITERIA(5, "of two documents in a row the second does not see the first; or a ConfigError refuses documents")
 def documents(session: Session) -> str:
     """The last token of the first document is changed."""
     places = [session.random.randrange(3, 12)]
@@ -245,7 +207,7 @@ def _compared(session: Session, flags: str, world: int = 2) -> str:
     return str(what)
 
 
-@criterion(
+@CRITERIA(
     10,
     "tp2, and tp2 with sequence parallelism: outputs of modules, losses, every gradient and their norm are those of "
     "one process, within 1e-7 in float64",
@@ -256,13 +218,13 @@ def tensor_parallel(session: Session) -> str:
     return _compared(session, SP)
 
 
-@criterion(5, "pp2: the same")
+@CRITERIA(5, "pp2: the same")
 def pipeline(session: Session) -> str:
     """A layer on each of two ranks."""
     return _compared(session, "--pipeline-model-parallel-size 2")
 
 
-@criterion(5, "cp2: the same, or a ConfigError refuses context parallelism")
+@CRITERIA(5, "cp2: the same, or a ConfigError refuses context parallelism")
 def context_parallel(session: Session) -> str:
     """Half of each sequence on each of two ranks."""
     try:
@@ -271,7 +233,7 @@ def context_parallel(session: Session) -> str:
         return _refused(error)
 
 
-@criterion(
+@CRITERIA(
     5,
     f"with all layers recomputed every gradient is that without, within {AGAIN:g} in float64; over tp2 what is "
     "computed again is the same to the bit",
@@ -284,7 +246,7 @@ def recompute(session: Session) -> str:
     return _compared(session, f"{SP} {FULL}")
 
 
-@criterion(
+@CRITERIA(
     10,
     "a checkpoint of one process, loaded with tp2 and saved again, is the same to the bit, Adam's moments too; "
     f"the next two steps of both are the same within {GOES_ON:g}",
@@ -317,7 +279,7 @@ def _tensors(root: Path) -> CheckpointFiles:
 # ---------------------------------------------------------------------------------------------------- generation
 
 
-@criterion(
+@CRITERIA(
     10,
     f"logits from kept states are those of the whole sequence, within {STATES:g} in float64, on one rank and over tp2, "
     "whatever earlier sequences have left; greedy answers of an engine are those of whole passes",
@@ -340,7 +302,7 @@ def generation(session: Session) -> str:
 # ------------------------------------------------------------------------------------------------------ a run
 
 
-@criterion(
+@CRITERIA(
     5,
     f"the memory that is predicted of a run is what is counted, within {MEMORY:.0%} at its peak and "
     f"{COMES_AND_GOES:.0%} of what comes and goes, in one process and with tp2; nothing is left out",
@@ -360,7 +322,7 @@ def planned(session: Session) -> str:
     return f"{len(shown)} ranks, at most {max(shown):.1%} off"
 
 
-@criterion(
+@CRITERIA(
     5,
     f"after {STEPS} steps of AdamW the loss is below {LEARNED:g}, where a model that knows no earlier tokens cannot be "
     f"below {WITHOUT_MEMORY:.2f}",
@@ -376,7 +338,7 @@ def learns(session: Session) -> str:
 # ------------------------------------------------------------------------------------------------------- tests
 
 
-@criterion(
+@CRITERIA(
     15,
     f"{MISTAKES} mistakes are planted in {FILE} that change what it computes, one at a time ({FEWEST} where it has no "
     f"more places): your tests notice {NOTICED:.0%} of them, pass for {FILE} itself, and for one that says the same in "
