@@ -91,7 +91,7 @@ def test_pre_commit_has_the_ruff_that_is_pinned() -> None:
     assert [hook["id"] for hook in repo["hooks"]] == ["ruff-check", "ruff-format"]
 
 
-@pytest.mark.parametrize("name, target", [("test", "make test"), ("thorough", "make thorough")])
+@pytest.mark.parametrize("name, target", [("test", "make test"), ("thorough", "make thorough"), ("site", "make site")])
 def test_a_workflow_runs_what_a_person_runs(name: str, target: str) -> None:
     workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
     (job,) = workflow["jobs"].values()

@@ -6,7 +6,7 @@ error, and so is a broken link or a page that would ask another machine for some
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -25,14 +25,15 @@ def main(argv: list[str]) -> int:
         return 1
     began = time.monotonic()
     folder = Path(argv[0] if argv else ROOT / "build" / "site")
-    pages.write(pages.pages(ROOT), folder / "source")
-    os.environ["PYTHONPATH"] = str(ROOT)
     html = folder / "html"
+    if pages.write(pages.pages(ROOT), folder / "source"):
+        shutil.rmtree(html, ignore_errors=True)  # it has pages that are no more
     status = build_main(
-        ["-b", "html", "-W", "--keep-going", "-q", "-j", "auto", "-c", str(ROOT / "docs" / "site"), "-d", str(folder / "doctrees"),
-         str(folder / "source"), str(html)]
+        ["-b", "html", "-W", "--keep-going", "-q", "-j", "auto", "-c", str(ROOT / "docs" / "site"),
+         "-d", str(folder / "doctrees"), str(folder / "source"), str(html)]
     )  # fmt: skip
     if status:
+        shutil.rmtree(folder / "doctrees", ignore_errors=True)  # what has been read with a warning is not read again
         return 1
     if wrong := links.problems(html):
         print("\n".join(wrong), file=sys.stderr)

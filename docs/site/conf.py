@@ -1,4 +1,4 @@
-"""Sphinx's configuration, and three small things that Sphinx has not: see `setup`."""
+"""Sphinx's configuration; below it what Sphinx has not, in the order of `setup`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.transforms import SphinxTransform
 
+from docs.site import reference
+
 ROOT = Path(__file__).resolve().parents[2]
+MODULES = {module.name: ROOT / module.path for module in reference.modules(ROOT)}
 
 project = "minimegatron"
 author = "the authors of minimegatron"
 copyright = "the authors of minimegatron; Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.viewcode"]
-exclude_patterns: list[str] = []
 
 nb_execution_mode = "off"  # outputs are those that the repository stores
 nb_output_stderr = "show"
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
-myst_links_external_new_tab = False
 viewcode_follow_imported_members = False  # it would import
 highlight_language = "text"
 python_maximum_signature_line_length = 100
@@ -86,15 +87,17 @@ class LinkModules(SphinxTransform):
     default_priority = 400
 
     def apply(self, **kwargs: Any) -> None:
+        page = self.env.current_document.docname
+        own = page.removeprefix("api/").removesuffix("/index").replace("/", ".") if page.startswith("api/") else ""
+        if own in MODULES:
+            self.env.note_dependency(str(MODULES[own]))  # whose text `viewcode` shows
         for literal in list(self.document.findall(nodes.literal)):
             name = _module(literal.astext())
-            page = self.env.current_document.docname.removesuffix("/index")
-            if name is None or page == f"api/{name.replace('.', '/')}" or isinstance(literal.parent, nodes.reference | addnodes.pending_xref | nodes.title):
+            if name in (None, own) or isinstance(literal.parent, nodes.reference | addnodes.pending_xref | nodes.title):
                 continue
             link = addnodes.pending_xref(
-                "", refdomain="py", reftype="mod", reftarget=name, refexplicit=True, refwarn=True,
-                refdoc=self.env.current_document.docname,
-            )  # fmt: skip
+                "", refdomain="py", reftype="mod", reftarget=name, refexplicit=True, refwarn=True, refdoc=page
+            )
             literal.replace_self(link)
             link += literal
 
@@ -102,35 +105,30 @@ class LinkModules(SphinxTransform):
 @functools.cache
 def _module(text: str) -> str | None:
     """The module that a path names, from the package or from the repository's root; None if it names none."""
-    match = re.fullmatch(r"(?:minimegatron/)?((?:labkit/)?[a-z]\w*(?:/[a-z]\w*)*)(?:/|/__init__\.py|\.py)?", text)
-    if match is None or "/" not in text:
-        return None
-    inside = match[1] if text.startswith("labkit/") else f"minimegatron/{match[1]}"
-    there = (ROOT / f"{inside}.py").exists() or (ROOT / inside / "__init__.py").exists()
-    return inside.replace("/", ".") if there else None
-
-
-@functools.cache
-def _text(module: str) -> str:
-    path = ROOT / module.replace(".", "/")
-    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    match = re.fullmatch(r"(?:minimegatron/)?([a-z]\w*(?:/[a-z]\w*)*)(?:/|/__init__\.py|\.py)?", text)
+    inside = match[1].replace("/", ".") if match and "/" in text else ""
+    return next((name for name in (inside, f"minimegatron.{inside}") if name in MODULES), None)
 
 
 @functools.cache
 def _source(module: str) -> tuple[str, dict[str, tuple[str, int, int]]]:
     """The source of a module, and where its names stand in it."""
-    return _text(module), ModuleAnalyzer.for_string(_text(module), module).find_tags()
+    text = MODULES[module].read_text()
+    return text, ModuleAnalyzer.for_string(text, module).find_tags()
 
 
 @functools.cache
 def _scope(module: str) -> dict[str, str]:
     """The names of classes and modules in a module: its own and those that it imports, as absolute ones."""
     names = dict[str, str]()
-    for node in ast.walk(ast.parse(_text(module))):
+    for node in ast.walk(ast.parse(_source(module)[0])):
         if isinstance(node, ast.ImportFrom):
             names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names |= {alias.asname or alias.name.split(".")[0]: alias.asname and alias.name or alias.name.split(".")[0] for alias in node.names}
+            firsts = [alias.name.partition(".")[0] for alias in node.names]
+            names |= {
+                a.asname or first: a.name if a.asname else first for a, first in zip(node.names, firsts, strict=True)
+            }
         elif isinstance(node, ast.ClassDef):
             names[node.name] = f"{module}.{node.name}"
     return names

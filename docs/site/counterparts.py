@@ -49,8 +49,8 @@ def sources(lecture: str, ours: set[str], folder: str = "") -> Sources:
 def _megatron(text: str, ours: set[str], here: str) -> list[str]:
     """Paths of Megatron-LM that a text names, each from its root.
 
-    `router.py`, `moe_utils.py` in `megatron/core/transformer/moe` are two files; a name without a folder is in the folder
-    that follows with `in`, or in that of the file before it.
+    `router.py`, `moe_utils.py` in `megatron/core/transformer/moe` are two files; a name without a folder is in the
+    folder that follows with `in`, or in that of the file before it.
     """
     found, folder = list[str](), ""
     begin = max(text.find("Megatron-LM:"), text.find("In Megatron-LM"))
@@ -90,7 +90,9 @@ def names_of_papers(texts: Iterable[str]) -> dict[str, str]:
     for text in (" ".join(text.split()) for text in texts):
         for match in _ARXIV.finditer(text):
             before = re.sub(r"[\s(,:]*(?:arXiv[ :]?)?$", "", text[max(0, match.start() - 100) : match.start()])
-            before = re.split(r"[;|:)],? |(?<!\bal)(?<!Dr)[.] | and (?=[A-Z]\w+ et al)| \((?=[A-Z]\w+ et al)", before)[-1]
+            before = re.split(r"[;|:)],? |(?<!\bal)(?<!Dr)[.] | and (?=[A-Z]\w+ et al)| \((?=[A-Z]\w+ et al)", before)[
+                -1
+            ]
             name = re.sub(r"^(?:Papers?|See|In) |\*|,? for .*", "", before).replace(" (", ", ").replace(",,", ",")
             if re.fullmatch(r"[A-Z][\w&,.’' -]{2,60}", name) and (re.search(r"\d{4}|et al", name) or len(name) < 20):
                 said[match[1]][name] += 1
@@ -113,7 +115,11 @@ def labs_of(labs: dict[str, str], ours: set[str]) -> dict[str, list[str]]:
 def page(modules: list[Module], labs: dict[str, str], root: Path) -> str:
     """The page, as Markdown."""
     ours = {str(path.relative_to(root)) for path in (root / "minimegatron").rglob("*.py")}
-    said = {module: sources(module.lecture, ours, str(module.path.parent)) for module in modules if module.name.startswith("minimegatron")}
+    said = {
+        module: sources(module.lecture, ours, str(module.path.parent))
+        for module in modules
+        if module.name.startswith("minimegatron")
+    }
     texts = [module.lecture for module in modules]
     names, built = names_of_papers([*texts, *labs.values()]), labs_of(labs, ours)
     lab_papers = {name: _papers(" ".join(text.split())) for name, text in labs.items()}
@@ -121,8 +127,8 @@ def page(modules: list[Module], labs: dict[str, str], root: Path) -> str:
         [
             "# Papers, Megatron-LM and this package",
             "",
-            "Three tables, made from the lectures at the top of the files: from a paper to the files that implement it, "
-            "from a file of Megatron-LM to ours, and from ours to both.",
+            "Three tables, made from the lectures at the top of the files: from a paper to the files that implement "
+            "it, from a file of Megatron-LM to ours, and from ours to both.",
             "",
             "## From a paper",
             "",
@@ -177,7 +183,9 @@ def _by_megatron(said: dict[Module, Sources]) -> list[str]:
         for path in found.megatron:
             there[path].append(module)
     lines = list[str]()
-    for folder, paths in groupby(sorted(there, key=lambda p: (p.rpartition("/")[0], p)), lambda p: p.rpartition("/")[0]):
+    for folder, paths in groupby(
+        sorted(there, key=lambda p: (p.rpartition("/")[0], p)), lambda p: p.rpartition("/")[0]
+    ):
         rows = [f"| `{path.rpartition('/')[2]}` | {'<br>'.join(map(_link, there[path]))} |" for path in paths]
         lines += [f"### {folder or 'the root'}", "", *_table("| Megatron-LM | here |", rows)]
     return lines
@@ -200,5 +208,9 @@ def _by_file(
                 f"{', '.join(_lab(name, labs) for name in taught)} |"
             )
         if rows:
-            lines += [f"### {room or 'the root'}", "", *_table("| file | what it is | Megatron-LM | papers | labs |", rows)]
+            lines += [
+                f"### {room or 'the root'}",
+                "",
+                *_table("| file | what it is | Megatron-LM | papers | labs |", rows),
+            ]
     return lines

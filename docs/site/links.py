@@ -45,7 +45,16 @@ class Page(HTMLParser):
             self.links.append(said["href"])
         if tag in LOADED and LOADED[tag] in said:
             self.loads.append(said[LOADED[tag]])
-        if tag == "link" and set(said.get("rel", "").split()) & {"stylesheet", "icon", "preload", "modulepreload", "prefetch", "preconnect", "dns-prefetch", "manifest"}:
+        if tag == "link" and set(said.get("rel", "").split()) & {
+            "stylesheet",
+            "icon",
+            "preload",
+            "modulepreload",
+            "prefetch",
+            "preconnect",
+            "dns-prefetch",
+            "manifest",
+        }:
             self.loads.append(said.get("href", ""))
         self.loads += [part.split()[0] for part in said.get("srcset", "").split(",") if part.strip()]
         self.loads += _in_style(said.get("style", ""))
@@ -65,7 +74,10 @@ def _in_style(text: str) -> list[str]:
 
 def problems(html: Path) -> list[str]:
     """What is wrong with a built site, a line each, with the page."""
-    pages = {path: Page(path.read_text()) for path in sorted(html.rglob("*.html"))}
+    paths = [
+        path for path in sorted(html.rglob("*.html")) if html / "_static" not in path.parents
+    ]  # a theme's templates
+    pages = {path: Page(path.read_text()) for path in paths}
     found = defaultdict[str, list[str]](list)  # the same on many pages is one line
     for path, page in pages.items():
         name = str(path.relative_to(html))

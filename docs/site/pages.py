@@ -1,8 +1,8 @@
 """All pages of the site, as text, before Sphinx reads them.
 
 A document has the place that it has in the repository, so its links to other documents and pictures are right as they
-are. A link to a module becomes one to its page of the reference, and any other file or folder that a page links to gets a
-page with its text.
+are. A link to a module becomes one to its page of the reference, and any other file or folder that a page links to gets
+a page with its text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,21 @@ def pages(root: Path) -> dict[str, str | bytes]:
     return made
 
 
-def write(made: dict[str, str | bytes], folder: Path) -> None:
-    """Write what differs from what is there, and remove what is no page: Sphinx reads again what is new."""
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
-        if str(path.relative_to(folder)) not in made:
-            path.unlink()
+def write(made: dict[str, str | bytes], folder: Path) -> bool:
+    """Write what differs from what is there, so that Sphinx reads nothing else again, and remove what is no page.
+
+    Returns:
+        Whether something was removed.
+    """
+    gone = [path for path in folder.rglob("*") if path.is_file() and str(path.relative_to(folder)) not in made]
+    for path in gone:
+        path.unlink()
     for name, content in made.items():
         path, raw = folder / name, content.encode() if isinstance(content, str) else content
         if not path.exists() or path.read_bytes() != raw:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(raw)
+    return bool(gone)
 
 
 # ---------------------------------------------------------------------------------------------- notebooks
@@ -73,8 +78,8 @@ def _notebook(path: Path) -> str:
             cell["metadata"].setdefault("tags", []).append("hide-input")
     if lab:
         words = (
-            f"The lab before anything is done. To work in it: `make lab`, and open `my-labs/{name}.ipynb`. When you are "
-            f"done: [the solution](../solutions/{name}.ipynb)."
+            f"The lab before anything is done. To work in it: `make lab`, and open `my-labs/{name}.ipynb`. When you "
+            f"are done: [the solution](../solutions/{name}.ipynb)."
         )
     else:
         words = f"With its solutions. [The lab without them](../labs/{name}.ipynb)."
@@ -89,51 +94,51 @@ def _notebook(path: Path) -> str:
 
 
 def _outline(cells: list[Any]) -> None:
-    """One title a page: where a lab has parts with headings of the same level, all headings but the title sink by one."""
+    """One title a page: where a lab's parts have headings of that level, all headings but the title sink by one."""
     for cell in cells:
         cell["source"] = "".join(cell["source"])
-    if sum(len(re.findall("^# ", cell["source"], re.M)) for cell in cells) > 1:
-        for i, cell in enumerate(cells):
-            first = 1 if i == 0 else 0
-            head, tail = cell["source"][:first], cell["source"][first:]
-            cell["source"] = head + in_prose(tail, lambda text: re.sub(r"^(#+ )", r"#\1", text, flags=re.M))
-
-
-def _labs(labs: dict[str, str], readme: str) -> str:
-    """The labs and what is built in each: the README's own section."""
-    (section,) = re.findall(r"^## The labs\n(.*?)^## ", readme, re.M | re.S)
-    tree = "\n".join(labs)
-    section = re.sub(r"\]\((?!#)", "](../", section)
-    return f"# Labs\n{section}\n```{{toctree}}\n:hidden:\n\n{tree}\n../solutions/index\n```\n"
-
-
-def _solutions(labs: dict[str, str]) -> str:
-    links = "\n".join(f"- [{questions.title_of(text)}]({name}.ipynb)" for name, text in labs.items())
-    return (
-        "# Solutions\n\nEach lab with its exercises done, and the outputs of a run. A lab teaches more to who opens its "
-        f"solution last.\n\n{links}\n\n```{{toctree}}\n:hidden:\n\n" + "\n".join(labs) + "\n```\n"
-    )
+    if sum(cell["source"].startswith("# ") for cell in cells) > 1:
+        for cell in cells[1:]:
+            cell["source"] = in_prose(cell["source"], lambda text: re.sub(r"^(#+ )", r"#\1", text, flags=re.M))
 
 
 # ------------------------------------------------------------------------------------------------- lists
 
 
+def tree(names: Iterable[str]) -> str:
+    """The pages below a page, which the theme shows in its sidebar."""
+    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
+
+
+def _labs(labs: dict[str, str], readme: str) -> str:
+    """The labs and what is built in each: the README's own section."""
+    (section,) = re.findall(r"^## The labs\n(.*?)^## ", readme, re.M | re.S)
+    section = re.sub(r"\]\((?!#)", "](../", section)
+    return f"# Labs\n{section}" + tree([*labs, "../solutions/index"])
+
+
+def _solutions(labs: dict[str, str]) -> str:
+    words = (
+        "Each lab with its exercises done, and the outputs of a run. A lab teaches more to those who open its solution "
+        "last."
+    )
+    links = "\n".join(f"- [{questions.title_of(text)}]({name}.ipynb)" for name, text in labs.items())
+    return f"# Solutions\n\n{words}\n\n{links}\n" + tree(labs)
+
+
 def _api(modules: list[Module]) -> str:
     """The reference's first page: the packages of both parts, each with its sentence."""
-    parts = list[str]()
+    words = (
+        "A page for each module: its lecture, its public names with their signatures, and its source, all taken from "
+        "the sources. [Papers and Megatron-LM's files](../map.md) lead here as well."
+    )
+    parts = [f"{reference.HEAD}# Reference", words]
     for top in reference.PACKAGES:
         inside = [m for m in modules if m.name == top or (m.name.startswith(f"{top}.") and m.name.count(".") == 1)]
         inside.sort(key=lambda m: (not m.is_package, m.name))
         lines = [f"- [{m.shown}]({m.page.removeprefix('api/')}): {reference.escaped(m.sentence)}" for m in inside[1:]]
-        parts.append(f"## {top}\n\n{reference.escaped(inside[0].sentence)}\n\n" + "\n".join(lines))
-    return (
-        f"{reference.HEAD}# Reference\n\nA page for each module: its lecture, its public names with their signatures, and its source. "
-        "Everything is taken from the sources. [Megatron-LM's files and papers](../map.md) lead here as well.\n\n"
-        + "\n\n".join(parts)
-        + "\n\n```{toctree}\n:hidden:\n\n"
-        + "\n".join(f"{top}/index" for top in reference.PACKAGES)
-        + "\n```\n"
-    )
+        parts += [f"## {top}", reference.escaped(inside[0].sentence), "\n".join(lines)]
+    return "\n\n".join(parts) + "\n" + tree(f"{top}/index" for top in reference.PACKAGES)
 
 
 def _glossary(text: str) -> str:
@@ -185,7 +190,11 @@ def _file(path: Path, name: str) -> str:
     if path.is_dir():
         inside = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in _LANGUAGES and p.name != "__init__.py")
         up = "../" * (name.count("/") + 1)
-        return f"---\norphan: true\n---\n\n# {name}\n\n" + "\n".join(f"- [{p.name}]({up}{name}/{p.name})" for p in inside) + "\n"
+        return (
+            f"---\norphan: true\n---\n\n# {name}\n\n"
+            + "\n".join(f"- [{p.name}]({up}{name}/{p.name})" for p in inside)
+            + "\n"
+        )
     language = _LANGUAGES.get(path.suffix, "text")
     return f"---\norphan: true\n---\n\n# {name}\n\n``````{{code-block}} {language}\n{path.read_text()}``````\n"
 

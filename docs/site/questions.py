@@ -52,12 +52,21 @@ def page(labs: dict[str, str]) -> str:
     lines = [
         "# Questions",
         "",
-        "What an interviewer asks, lab by lab. Say your answer aloud before you open the one here. The labs answer these, and "
-        "more that compute, by measurement.",
+        "What an interviewer asks, lab by lab. Say your answer aloud before you open the one here. The labs answer "
+        "these, and more that compute, by measurement.",
         "",
     ]
     for name, text in labs.items():
         lines += [f"## {title_of(text)}", "", f"[Open the lab](labs/{name}.ipynb)", ""]
         for asked in questions(text):
-            lines += [f"### {asked.question}", "", "<details><summary>answer</summary>", "", asked.answer, "", "</details>", ""]
+            lines += [
+                f"### {asked.question}",
+                "",
+                "<details><summary>answer</summary>",
+                "",
+                asked.answer,
+                "",
+                "</details>",
+                "",
+            ]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
 """Reference pages from the sources: a page for each module, with its lecture, its public names and their signatures.
 
-Nothing is imported: `ast` reads the files, so a machine without torch builds the same pages. Docstrings are Markdown, as
-they are written; Google's sections (`Args:`, `Raises:`, ...) become lists. Public is what has no underscore in front.
+Nothing is imported: `ast` reads the files, so a machine without torch builds the same pages. Docstrings are Markdown,
+as they are written; Google's sections (`Args:`, `Raises:`, ...) become lists. Public is what has no underscore in
+front.
 
 | in a source                                  | on its page                                                       |
 |----------------------------------------------|-------------------------------------------------------------------|
