@@ -146,7 +146,7 @@ def _types(app: Sphinx, document: nodes.document) -> None:
 def _mathjax(app: Sphinx, error: Exception | None) -> None:
     """Copy MathJax into the site."""
     spec = importlib.util.find_spec("sphinx-mathjax-offline")
-    assert spec and spec.submodule_search_locations, "the extra `site` is installed"
+    assert spec and spec.submodule_search_locations, "the package sphinx-mathjax-offline, of the extra `site`"
     source = Path(next(iter(spec.submodule_search_locations)), "static", mathjax_path)
     if error is None and app.builder.format == "html":
         target = Path(app.outdir, "_static", mathjax_path)

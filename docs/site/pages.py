@@ -146,7 +146,7 @@ def _glossary(text: str) -> str:
 
     def terms(match: re.Match[str]) -> str:
         entries = re.findall(r"^- \*\*(.+?)\*\*: (.*(?:\n  .*)*)", match[0], re.M)
-        lines = [f"{term}\n  : " + " ".join(said.split()) for term, said in entries]
+        lines = [f"{term}\n  " + " ".join(said.split()) for term, said in entries]
         return "`````{glossary}\n" + "\n\n".join(lines) + "\n`````\n"
 
     return re.sub(r"(?:^- \*\*.*\n(?:  .*\n)*)+", terms, text, flags=re.M)
