@@ -47,6 +47,7 @@ mathjax3_config = {"options": {"enableMenu": False}}
 
 html_theme = "pydata_sphinx_theme"
 html_title = "minimegatron"
+html_favicon = "static/mark.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False

@@ -191,11 +191,16 @@ def _by_megatron(said: dict[Module, Sources]) -> list[str]:
     return lines
 
 
+def _room(module: Module) -> str:
+    """The package of the first level; none for a module beside them."""
+    return module.shown.partition("/")[0] if module.is_package or "/" in module.shown else ""
+
+
 def _by_file(
     said: dict[Module, Sources], names: dict[str, str], built: dict[str, list[str]], labs: dict[str, str]
 ) -> list[str]:
     lines = list[str]()
-    for room, members in groupby(said, lambda module: module.shown.partition("/")[0] if "/" in module.shown else ""):
+    for room, members in groupby(sorted(said, key=_room), _room):
         rows = list[str]()
         for module in members:
             found, taught = said[module], built.get(str(module.path), [])
