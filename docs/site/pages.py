@@ -201,6 +201,5 @@ def _file(path: Path, name: str) -> str:
 
 def links(text: str) -> Iterator[tuple[str, str]]:
     """(path, anchor with its #) of every link of a Markdown text, outside of code."""
-    found: list[Any] = []
-    in_prose(text, lambda prose: found.extend(_LINK.findall(prose)) or prose)
-    yield from found
+    for prose in _FENCE.split(text)[::2]:
+        yield from _LINK.findall(prose)

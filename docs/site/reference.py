@@ -164,7 +164,7 @@ def _class(node: ast.ClassDef, module: Module) -> str:
     if init and (said := ast.get_docstring(init[0])):
         body.append(markdown(said))
     told = set(re.findall(r"^    (\w+): ", doc.partition("Attributes:\n")[2], re.M))
-    body += [field for field in _fields(node, module, told)]
+    body += _fields(node, module, told)
     body += [_function(n, node) for n in node.body if isinstance(n, Function) and _is_public(n)]
     return _directive("class", node.name + arguments, body, ticks=4)
 
@@ -179,11 +179,11 @@ def _fields(node: ast.ClassDef, module: Module, told: set[str]) -> Iterator[str]
             continue
         value, said = field.value, lines[(field.end_lineno or field.lineno) - 1].partition("  # ")[2]
         if isinstance(value, ast.Call) and _last(value) == "opt":  # config/fields: kind, default, help
-            _, value, words = [*value.args[:2], next((a for a in value.args[2:3]), ast.Constant(""))]
-            said = words.value if isinstance(words, ast.Constant) and isinstance(words.value, str) else said
+            _, value, *more = value.args
+            said = str(more[0].value) if more and isinstance(more[0], ast.Constant) else said
         options = [f":type: {ast.unparse(field.annotation)}"]
         options += [f":value: {ast.unparse(value)}"] if value is not None else []
-        yield _directive("attribute", field.target.id, [escaped(str(said))], options)
+        yield _directive("attribute", field.target.id, [escaped(said)], options)
 
 
 # ------------------------------------------------------------------------------------------- docstrings
