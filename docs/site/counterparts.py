@@ -209,13 +209,13 @@ def _by_file(
             papers = [_paper(n, names) + (f" {place}" if place else "") for n, place in found.papers.items()]
             megatron = "<br>".join(f"`{path.removeprefix('megatron/')}`" for path in found.megatron)
             rows.append(
-                f"| {_link(module)} | {escaped(module.sentence)} | {megatron} | {'<br>'.join(papers)} | "
+                f"| {_link(module)}: {escaped(module.sentence)} | {megatron} | {'<br>'.join(papers)} | "
                 f"{', '.join(_lab(name, labs) for name in taught)} |"
             )
         if rows:
             lines += [
                 f"### {room or 'the root'}",
                 "",
-                *_table("| file | what it is | Megatron-LM | papers | labs |", rows),
+                *_table("| file | Megatron-LM | papers | labs |", rows),
             ]
     return lines

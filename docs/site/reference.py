@@ -9,6 +9,7 @@ front.
 | the module's docstring                       | the lecture, below the title                                      |
 | a function, a class, a method, a property    | a signature that the search finds, with a link to the source      |
 | a field of a class, its default, its comment | an attribute; of a field of `config`, the help of its flag        |
+| a constant that a comment explains           | its value, if it is short, and the comment                        |
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ def _page(module: Module, children: list[Module]) -> str:
         parts.append("\n".join(f"- [{m.shown}]({link}): {escaped(m.sentence)}" for m, link in links))
         tree = "\n".join(link.removesuffix(".md") for _, link in links)
         parts.append(f"```{{toctree}}\n:hidden:\n\n{tree}\n```")
-    if module.public:
-        parts.append("## Names")
-        parts += [_class(n, module) if isinstance(n, ast.ClassDef) else _function(n) for n in module.public]
+    names = [_class(n, module) if isinstance(n, ast.ClassDef) else _function(n) for n in module.public]
+    if names := [*names, *_constants(module)]:
+        parts += ["## Names", *names]
     return HEAD + "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -184,6 +185,23 @@ def _fields(node: ast.ClassDef, module: Module, told: set[str]) -> Iterator[str]
         options = [f":type: {ast.unparse(field.annotation)}"]
         options += [f":value: {ast.unparse(value)}"] if value is not None else []
         yield _directive("attribute", field.target.id, [escaped(said)], options)
+
+
+def _constants(module: Module) -> Iterator[str]:
+    """The constants of a module that a comment explains, above or behind."""
+    lines = module.text.splitlines()
+    for node in module.tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if not (isinstance(target, ast.Name) and re.fullmatch(r"[A-Z][A-Z_0-9]+", target.id)):
+            continue
+        first = node.lineno - 1
+        while first and lines[first - 1].startswith("# ") and "---" not in lines[first - 1]:
+            first -= 1
+        above = " ".join(line.removeprefix("# ") for line in lines[first : node.lineno - 1])
+        said = above or lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
+        if said and not said.startswith(("fmt:", "noqa", "type:")):
+            value = ast.unparse(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ""
+            yield _directive("data", target.id, [escaped(said)], [f":value: {value}"] if 0 < len(value) <= 80 else [])
 
 
 # ------------------------------------------------------------------------------------------- docstrings

@@ -148,6 +148,13 @@ def f(x, *, y: str = "a*b"):
 
 
 def _private(): ...
+
+
+# How many: a*b
+# of them.
+MANY = 3
+LONG = {"a": 1}  # what <it> is
+UNTOLD = 4
 '''
 
 
@@ -168,6 +175,8 @@ def test_the_page_of_a_module() -> None:
     assert page.count("{py:function} f(") == 1 and "{py:function} f(x, *, y: str='a*b')" in page
     assert "**Args**\n\n- `x`: first, and more.\n- `y`: second." in page
     assert "**Raises**\n\n- `ConfigError`: it is \\<wrong>." in page and "_private" not in page
+    assert "{py:data} MANY\n:value: 3\n\nHow many: a\\*b of them." in page and "UNTOLD" not in page
+    assert "{py:data} LONG\n:value: {'a': 1}\n\nwhat \\<it> is" in page
 
 
 # ------------------------------------------------------------------------------------------------ the map
@@ -216,7 +225,7 @@ def test_the_map_leads_in_every_direction(made: dict[str, str | bytes]) -> None:
     assert f"{module} (figure 3)" in row and "labs/02_tensor_parallel.ipynb" in row
     folder = megatron.split("### megatron/core/tensor_parallel\n")[1].split("\n### ")[0]
     assert re.search(r"^\| `mappings\.py` \|.*" + re.escape(module), folder, re.M)
-    (row,) = [line for line in ours.splitlines() if line.startswith(f"| {module} |")]
+    (row,) = [line for line in ours.splitlines() if line.startswith(f"| {module}: ")]
     assert "`core/tensor_parallel/mappings.py`" in row and shoeybi in row and "labs/01_process_groups.ipynb" in row
     assert len(set(re.findall(r"arxiv.org/abs/([\d.]+)", paper))) > 80
     assert paper.count("[arXiv, ") <= 12, "most papers are named by who wrote them"
