@@ -29,6 +29,7 @@ NEEDS = {
     "yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim": "rope_scaling_type=yarn",
     "yarn_correction_range_round_to_int": "rope_scaling_type=yarn",
     "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim": "multi_latent_attention",
+    "glu_linear_offset activation_func_clamp_value": "activation=quick_geglu",
     "mtp_loss_scaling_factor": "mtp_num_layers",
     "lora_alpha lora_target_modules lora_base": "lora_rank",
     "lora_base_bits lora_base_group_size": "lora_base",

@@ -64,6 +64,10 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "q_lora_rank": 24, "v_head_dim": 12,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
     }),
+    # limits that are reached, a window shorter than the sequence, positions beyond those that YaRN keeps
+    "gpt_oss": ("GptOssConfig", {**SIZES, "intermediate_size": 48, "head_dim": 24, "num_local_experts": 8,
+                                 "num_experts_per_tok": 3, "swiglu_limit": 0.3, "sliding_window": 7,
+                                 "rope_parameters": {**YARN, "truncate": False}}),
     "deepseek_v3, direct queries": ("DeepseekV3Config", {
         **LATENT, "first_k_dense_replace": 0, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1,
         "topk_group": 1, "q_lora_rank": None, "v_head_dim": 32,
@@ -79,7 +83,8 @@ def hf_model(name: str, seed: int = 0):
     cls, fields = MODELS[name]
     torch.manual_seed(seed)
     config = getattr(transformers, cls)(**fields)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    formulas = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = transformers.AutoModelForCausalLM.from_config(config, **formulas).eval()
     with torch.no_grad():
         for param in model.parameters():
             param.add_(0.05 * torch.randn_like(param))
@@ -136,7 +141,7 @@ MIXED: dict[int, list[dict[str, Any]]] = {
 
 
 # The others are cut as these are.
-FOUR_RANKS = {"mixtral", "qwen2_moe", "deepseek_v3", "gpt2", "qwen2.5-tied-mqa", "gemma2"}
+FOUR_RANKS = {"mixtral", "qwen2_moe", "deepseek_v3", "gpt2", "qwen2.5-tied-mqa", "gemma2", "gpt_oss"}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +185,7 @@ def test_logits_through_a_pipeline(ranks, name):
     assert first is None and last <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["gemma2", "olmo2"])
+@pytest.mark.parametrize("name", ["gemma2", "olmo2", "gpt_oss"])
 def test_gradients_of_all_weights(name):
     """Of the mean loss, in fp64, under their names."""
     theirs = hf_model(name)

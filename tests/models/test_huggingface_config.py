@@ -26,7 +26,7 @@ from tests.thorough import mostly_thorough
 
 TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
 TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "deepseek_v3": "deepseek_v3"}
-TINY |= {"gemma2": "gemma2", "olmo2": "olmo2"}
+TINY |= {"gemma2": "gemma2", "olmo2": "olmo2", "gpt_oss": "gpt_oss"}
 
 
 def file_of(family: str) -> dict[str, Any]:

@@ -13,41 +13,19 @@ Gemma team, arXiv:2408.00118.
 
 from __future__ import annotations
 
-from minimegatron.config import TransformerConfig
-from minimegatron.errors import ConfigError
 from minimegatron.models.families import llama_like as like
 from minimegatron.models.families.family import Family, Fields, Part, Row, named, one_of, register
 from minimegatron.models.families.keys import Keys
 from minimegatron.models.families.llama_like import L, T, sizes
 
-_WINDOWED, _FULL = "sliding_attention", "full_attention"
 
-
-def _read_attention(keys: Keys) -> Fields:
+def _read_scale(keys: Keys) -> Fields:
     keys.only("use_bidirectional_attention", None)
-    scalar, layers, window = keys["query_pre_attn_scalar"], keys["num_hidden_layers"], keys["sliding_window"]
-    kinds = keys["layer_types"] or [_FULL if i % 2 else _WINDOWED for i in range(layers)]
-    windowed = [kind == _WINDOWED for kind in kinds]
-    if len(kinds) != layers or not {*kinds} <= {_WINDOWED, _FULL} or (window is None and any(windowed)):
-        raise ConfigError(
-            f"layer_types={kinds} with sliding_window={window} in a model of {layers} layers is not supported",
-            fix=f"{_WINDOWED} or {_FULL} for each layer, and a sliding_window",
-        )
-    alternating = windowed == [i % 2 == 0 for i in range(layers)]
-    return {
-        "softmax_scale": None if scalar == keys["head_dim"] else float(scalar) ** -0.5,
-        "sliding_window": int(window) if any(windowed) else None,
-        "window_attn_skip_freq": (None if len({*windowed}) == 1 else "2" if alternating else like.pattern(windowed)),
-    }
+    scalar = keys["query_pre_attn_scalar"]
+    return {"softmax_scale": None if scalar == keys["head_dim"] else float(scalar) ** -0.5}
 
 
-def _write_attention(config: TransformerConfig) -> Fields:
-    return {
-        "query_pre_attn_scalar": round(config.score_scale**-2),
-        "sliding_window": config.sliding_window,
-        "layer_types": [_WINDOWED if windowed else _FULL for windowed in config.windowed_layers],
-    }
-
+_SCALE = Part(_read_scale, lambda config: {"query_pre_attn_scalar": round(config.score_scale**-2)})
 
 register(
     Family(
@@ -107,7 +85,8 @@ register(
             like.biases("attention_bias"),
             like.rope("linear", "llama3", "yarn"),
             named({name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}),
-            Part(_read_attention, _write_attention),
+            _SCALE,
+            like.layer_types(2),
         ),
         tensors=(
             *like.WORDS,

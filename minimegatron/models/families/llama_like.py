@@ -4,6 +4,7 @@
 |-------------------------------------|--------------------------------------------------------------------|
 | `FIELDS`, `DEFAULTS`                | the fields of all; the defaults of most classes of transformers    |
 | `SIZES`, `GATE`, `biases`, `WINDOW` | parts of their `config.json`                                       |
+| `layer_types`                       | windows of some layers                                             |
 | `rope`                              | RoPE and its scaling; transformers 5 keeps both in                 |
 |                                     | `rope_parameters`, before that in `rope_theta` and `rope_scaling`  |
 | `WORDS`, `HEAD`, `ENDS`,            | rows of their tensors; `ENDS` also has the norms of a layer,       |
@@ -72,6 +73,35 @@ WINDOW = Part(
     lambda keys: {"sliding_window": None if keys["sliding_window"] is None else int(keys["sliding_window"])},
     lambda config: {"sliding_window": config.sliding_window},
 )
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
+
+
+def layer_types(period: int) -> Part:
+    """The part for layers that have a window, but for every `period`-th, or as `layer_types` lists them."""
+
+    def read(keys: Keys) -> Fields:
+        layers, window = keys["num_hidden_layers"], keys["sliding_window"]
+        kinds = keys["layer_types"] or [WINDOWED if (i + 1) % period else FULL for i in range(layers)]
+        windowed = [kind == WINDOWED for kind in kinds]
+        if len(kinds) != layers or not {*kinds} <= {WINDOWED, FULL} or (window is None and any(windowed)):
+            raise ConfigError(
+                f"layer_types={kinds} with sliding_window={window} in a model of {layers} layers is not supported",
+                fix=f"{WINDOWED} or {FULL} for each layer, and a sliding_window",
+            )
+        in_turn = windowed == [(i + 1) % period != 0 for i in range(layers)]
+        return {
+            "sliding_window": int(window) if any(windowed) else None,
+            "window_attn_skip_freq": (None if len({*windowed}) == 1 else str(period) if in_turn else pattern(windowed)),
+        }
+
+    def write(config: TransformerConfig) -> Fields:
+        return {
+            "sliding_window": config.sliding_window,
+            "layer_types": [WINDOWED if windowed else FULL for windowed in config.windowed_layers],
+        }
+
+    return Part(read, write)
 
 
 def biases(*names: str) -> Part:
