@@ -322,7 +322,7 @@ def dequantised(source: Source, keys: Any) -> Source:
         return mxfp4.Mxfp4(source)
     if keys is not None:
         return Dequantised(source, scheme_of(keys))
-    packed = next((name for name in source.tensors if name.endswith(_WORDS)), None)
+    packed = next((name for name in source.tensors if name.endswith((_WORDS, mxfp4.BLOCKS))), None)
     if packed is not None:
         raise CheckpointError(
             f"{packed} is quantised, and config.json has no {KEY}", fix="take config.json from the same download"

@@ -21,7 +21,7 @@ from minimegatron.checkpoint.sources import Described, Source
 from minimegatron.errors import CheckpointError, ConfigError
 
 METHOD = "mxfp4"
-_BLOCKS, _SCALES = "_blocks", "_scales"
+BLOCKS, SCALES = "_blocks", "_scales"
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4 = torch.tensor((*_POSITIVE, *(-x for x in _POSITIVE)), dtype=torch.bfloat16, device="cpu")
 # Keys of `quantization_config` that change no number.
@@ -65,16 +65,16 @@ class Mxfp4:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        stems = {name.removesuffix(_BLOCKS) for name in source.tensors if name.endswith(_BLOCKS)}
-        packed = {stem + part for stem in stems for part in (_BLOCKS, _SCALES)}
+        stems = {name.removesuffix(BLOCKS) for name in source.tensors if name.endswith(BLOCKS)}
+        packed = {stem + part for stem in stems for part in (BLOCKS, SCALES)}
         self.tensors = {name: kind for name, kind in source.tensors.items() if name not in packed}
         self.stems = stems
         for stem in sorted(stems):
-            (dtype, shape), scales = source.tensors[stem + _BLOCKS], source.tensors.get(stem + _SCALES)
+            (dtype, shape), scales = source.tensors[stem + BLOCKS], source.tensors.get(stem + SCALES)
             fits = len(shape) == 4 and shape[-1] == 16 and scales == Described(torch.uint8, shape[:-1])
             if dtype != torch.uint8 or not fits:
                 raise CheckpointError(
-                    f"{stem}{_BLOCKS} is {source.tensors[stem + _BLOCKS]}, {stem}{_SCALES} {scales or 'missing'}",
+                    f"{stem}{BLOCKS} is {source.tensors[stem + BLOCKS]}, {stem}{SCALES} {scales or 'missing'}",
                     fix="bytes [experts, rows, groups, 16] and [experts, rows, groups]: download the files again",
                 )
             experts, rows, groups, _ = shape
@@ -87,7 +87,7 @@ class Mxfp4:
         shape = self.tensors[name].shape
         experts, inputs, rows = ((0, n) for n in shape) if box is None else box
         parts = [
-            dequantise(*(self.source.read(name + part, self._box(name + part, e, rows)) for part in (_BLOCKS, _SCALES)))
+            dequantise(*(self.source.read(name + part, self._box(name + part, e, rows)) for part in (BLOCKS, SCALES)))
             for e in range(*experts)
         ]
         return torch.cat(parts).transpose(1, 2)[:, slice(*inputs)]

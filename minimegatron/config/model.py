@@ -104,6 +104,12 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
         ("learned_absolute", "rope", "mrope", "none"),
     )
     rotary_base: float = opt(MODEL, 10000.0, "RoPE's base", above=0.0)
+    rotary_base_local: float | None = opt(
+        MODEL,
+        None,
+        "its base in layers with a window, to which no scaling applies; default that of all (Gemma 3)",
+        above=0.0,
+    )
     rotary_percent: float = opt(MODEL, 1.0, "share of each head that is rotated", above=0.0)
     rotary_interleaved: bool = opt(MODEL, False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
     mrope_section: tuple[int, ...] | None = opt(
@@ -302,6 +308,11 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
                 f"{slow} is {low}, {fast} is {high}: channels between them are blended",
                 f"choose {slow} < {fast}",
             )
+        require(
+            self.rotary_base_local is None or not self.multi_latent_attention,
+            f"rotary_base_local={self.rotary_base_local} with multi_latent_attention, whose layers turn alike",
+            "drop it",
+        )
         section = self.mrope_section
         if self.position_embedding_type == "mrope":
             require(

@@ -21,6 +21,7 @@ from minimegatron.config.model import TransformerConfig
 # Fields -> conditions on other fields: `name` (given, or switched on), `name=a|b`, `name>1`.
 NEEDS = {
     "rotary_base rotary_interleaved rope_scaling_type": "position_embedding_type=rope|mrope",
+    "rotary_base_local": "sliding_window position_embedding_type=rope|mrope",
     "rotary_percent": "position_embedding_type=rope|mrope multi_latent_attention=False",
     "kv_channels num_query_groups": "multi_latent_attention=False",
     "rope_scaling_factor": "rope_scaling_type=linear|llama3|yarn",

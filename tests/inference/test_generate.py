@@ -36,7 +36,9 @@ def hugging_face(name):
 
 @pytest.mark.parametrize(
     "name",
-    mostly_thorough(NAMES, ["gpt2", "mistral", "gemma2", "deepseek_v3"].__contains__, ["gpt2", "mistral"].__contains__),
+    mostly_thorough(
+        NAMES, ["gpt2", "mistral", "gemma2", "deepseek_v3", "gpt_oss"].__contains__, ["gpt2", "mistral"].__contains__
+    ),
 )
 def test_greedy_words_are_hugging_faces(name):
     assert [c.tokens for c in generate(ours(name), PROMPTS, 12)] == hugging_face(name)
@@ -56,11 +58,13 @@ LAYOUTS = {
         ("mixtral", TP2 | SP, {}),
         ("mixtral", EP2, ALLTOALL),
         ("olmo2", TP2, {}),
+        ("gpt_oss", TP2 | SP, {}),
     ],
     4: [
         ("llama3.1", {"tensor_model_parallel_size": 4}, {}),
         ("qwen3_moe", UNEVEN | EP2, {}),
         ("qwen2.5", TP2 | PP2, {}),
+        ("gpt_oss", PP2 | EP2, ALLTOALL),
     ],
 }
 

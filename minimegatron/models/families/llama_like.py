@@ -82,7 +82,8 @@ def layer_types(period: int) -> Part:
 
     def read(keys: Keys) -> Fields:
         layers, window = keys["num_hidden_layers"], keys["sliding_window"]
-        kinds = keys["layer_types"] or [WINDOWED if (i + 1) % period else FULL for i in range(layers)]
+        said = int(keys.get("sliding_window_pattern", period))  # of files before `layer_types`
+        kinds = keys["layer_types"] or [WINDOWED if (i + 1) % said else FULL for i in range(layers)]
         windowed = [kind == WINDOWED for kind in kinds]
         if len(kinds) != layers or not {*kinds} <= {WINDOWED, FULL} or (window is None and any(windowed)):
             raise ConfigError(
