@@ -37,7 +37,8 @@ def test_a_gamma_of_a_16_bit_model_has_the_gradient_of_a_wide_one():
             torch.nn.init.constant_(norm.weight, 0.003)
             x = torch.randn(6, 2, 4, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
             x = (x if isinstance(norm, HeadsNorm) else x.flatten(2)).to(norm.weight.dtype).requires_grad_()
-            (norm(x).float() ** 2).sum().backward()
+            y = norm(x).float()
+            (y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum().backward()
             grads.append([x.grad.float(), norm.weight.grad.float()])
         for one, other in zip(*grads, strict=True):
-            torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 * other.abs().max().item())
+            assert (one - other).abs().max() <= 0.02 * other.abs().max()

@@ -60,7 +60,7 @@ def gemma3(draw: random.Random) -> dict[str, Any]:
     return {
         **sizes(draw), "query_pre_attn_scalar": draw.choice([4, 10, 256]),
         "hidden_activation": draw.choice(["gelu_pytorch_tanh", "silu"]),
-        "final_logit_softcapping": draw.choice([None, 2.0]), "attn_logit_softcapping": draw.choice([None, 1.0]),
+        "final_logit_softcapping": draw.choice([None, 2.0]),
         "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}},
     }  # fmt: skip
 

@@ -96,7 +96,8 @@ def test_presets_make_models_that_fit_their_name(name):
         "qwen3-235b-a22b": 235.1e9, "deepseek-v3": 671.0e9, "qwen2.5-0.5b": 0.494e9, "qwen2.5-7b": 7.616e9,
         "qwen3-0.6b": 0.596e9, "qwen3-8b": 8.191e9, "gemma2-2b": 2.614e9, "gemma2-9b": 9.242e9, "gemma2-27b": 27.23e9,
         "olmo2-1b": 1.485e9, "olmo2-7b": 7.299e9, "olmo2-13b": 13.72e9, "olmo2-32b": 32.23e9, "gpt-oss-20b": 20.91e9,
-        "gpt-oss-120b": 116.83e9, "gemma3-1b": 0.9999e9, "gemma3-4b": 3.880e9, "gemma3-12b": 11.77e9, "gemma3-27b": 27.01e9,
+        "gpt-oss-120b": 116.83e9, "gemma3-1b": 0.9999e9, "gemma3-4b": 3.880e9, "gemma3-12b": 11.77e9,
+        "gemma3-27b": 27.01e9,
         "laptop-10m": 8.916e6,
     }  # fmt: skip
     assert count_parameters(config) == pytest.approx(promised[name], rel=2e-3)

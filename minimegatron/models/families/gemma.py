@@ -23,7 +23,7 @@ from typing import Any
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.models.families import llama_like as like
-from minimegatron.models.families.family import Family, Fields, Part, Row, named, one_of, register
+from minimegatron.models.families.family import Family, Fields, Part, Row, named, one_of, only, register
 from minimegatron.models.families.keys import Keys
 from minimegatron.models.families.llama_like import FULL, WINDOWED, L, T, sizes
 
@@ -36,7 +36,6 @@ def _read_scale(keys: Keys) -> Fields:
 
 
 _SCALE = Part(_read_scale, lambda config: {"query_pre_attn_scalar": round(config.score_scale**-2)})
-_CAPS = named({name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")})
 _ROPE = like.rope("linear", "llama3", "yarn")
 
 
@@ -57,7 +56,7 @@ def _read_two_bases(keys: Keys) -> Fields:
     local.only("partial_rotary_factor", 1.0)
     base = float(local.get("rope_theta", keys["rope_local_base_freq"]))
     local.finish()
-    alike = base == fields["rotary_base"] and "rope_scaling_type" not in fields
+    alike = base == fields["rotary_base"] and fields["rope_scaling_type"] == "none"
     return {**fields, "rotary_base_local": None if alike else base}
 
 
@@ -102,7 +101,7 @@ _PARTS = (
     ),
     like.DROPOUT,
     like.biases("attention_bias"),
-    _CAPS,
+    named({"final_logit_softcapping": "final_logit_softcapping"}),
     _SCALE,
 )
 _TENSORS = (
@@ -144,7 +143,12 @@ register(
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },
-        parts=(*_PARTS, like.layer_types(2), like.rope("linear", "llama3", "yarn")),
+        parts=(
+            *_PARTS,
+            like.layer_types(2),
+            like.rope("linear", "llama3", "yarn"),
+            named({"attn_logit_softcapping": "attn_logit_softcapping"}),
+        ),
         tensors=_TENSORS,
     )
 )  # fmt: skip
@@ -190,7 +194,12 @@ register(
             "rope_local_base_freq": 10_000.0,
             "sliding_window_pattern": 6,
         },
-        parts=(*_PARTS, like.layer_types(6), Part(_read_two_bases, _write_two_bases)),
+        parts=(
+            *_PARTS,
+            like.layer_types(6),
+            Part(_read_two_bases, _write_two_bases),
+            only(attn_logit_softcapping=None),  # their class has the key, and caps no scores
+        ),
         tensors=_TENSORS,
     )
 )  # fmt: skip

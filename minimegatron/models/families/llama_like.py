@@ -131,7 +131,10 @@ def rope(*kinds: str) -> Part:
         scaling = Keys(dict(older or given or {}), "rope")
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         scaling.get("type")
-        fields: Fields = {"rotary_base": float(scaling.get("rope_theta", keys["rope_theta"]))}
+        fields: Fields = {
+            "rotary_base": float(scaling.get("rope_theta", keys["rope_theta"])),
+            "rope_scaling_type": "none",  # also of a family whose members scale
+        }
         for table in (scaling, keys):
             table.only(
                 "partial_rotary_factor", 1.0, f"is not {keys.family}'s: transformers turns its heads whole or fails"
