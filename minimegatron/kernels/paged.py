@@ -62,19 +62,20 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """By torch: [n, a, d] -> [n, a, d_v]; see `ops.paged_attention`."""
     new = context.new
     if all(count == 1 for count in new):
-        return _one_token_each(q, key_pages, value_pages, context, None, scale, window, softcap)
+        return _one_token_each(q, key_pages, value_pages, context, None, scale, window, softcap, sink)
     out = q.new_empty((*q.shape[:2], value_pages.shape[-1]))
     single = [i for i, count in enumerate(new) if count == 1]
     if single:
         sequences = context.once("single", lambda: torch.tensor(single, device=q.device))
         rows = context.starts[sequences].long()
-        out[rows] = _one_token_each(q[rows], key_pages, value_pages, context, sequences, scale, window, softcap)
+        out[rows] = _one_token_each(q[rows], key_pages, value_pages, context, sequences, scale, window, softcap, sink)
     assert context.totals is not None, "a recording has one new token of each sequence"
-    _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, 1)
+    _chunks(q, key_pages, value_pages, context, scale, window, softcap, sink, out, 1)
     return out
 
 
@@ -86,6 +87,7 @@ def _chunks(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sink: torch.Tensor | None,
     out: torch.Tensor,
     longer_than: int,
 ) -> None:
@@ -95,7 +97,7 @@ def _chunks(
         end = begin + count
         if count > longer_than:
             k, v = (kept[table[: -(-total // size)]].flatten(0, 1)[:total] for kept in (key_pages, value_pages))
-            out[begin:end] = _a_chunk(q[begin:end], k, v, scale, window, softcap)
+            out[begin:end] = _a_chunk(q[begin:end], k, v, scale, window, softcap, sink)
         begin = end
 
 
@@ -110,9 +112,10 @@ def on_a_cpu(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """By `csrc/paged_attention.cpp`; see `ops.paged_attention`."""
-    return _by(_launch, True, q, key_pages, value_pages, context, scale, window, softcap)
+    return _by(_launch, True, q, key_pages, value_pages, context, scale, window, softcap, sink)
 
 
 def by_a_kernel(
@@ -123,10 +126,11 @@ def by_a_kernel(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """By `csrc/paged_attention.cu`; see `ops.paged_attention`."""
     fits = q.shape[-1] <= MAX_KEY and value_pages.shape[-1] <= MAX_VALUE
-    return _by(_kernel, fits, q, key_pages, value_pages, context, scale, window, softcap)
+    return _by(_kernel, fits, q, key_pages, value_pages, context, scale, window, softcap, sink)
 
 
 def _by(
@@ -139,17 +143,19 @@ def _by(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sink: torch.Tensor | None,
 ) -> torch.Tensor:
     """By a kernel where sequences have at most `FEW` new tokens; longer chunks, and shapes it lacks, by torch."""
     if not fits or key_pages.stride(-1) != 1 or value_pages.stride(-1) != 1:
-        return paged_attention(q, key_pages, value_pages, context, scale, window, softcap)
+        return paged_attention(q, key_pages, value_pages, context, scale, window, softcap, sink)
     new = context.new
     few, longest = context.once("few", lambda: (max(sum(count for count in new if count <= FEW), 1), max(new)))
     where = context.starts, context.lengths, context.page_table
-    out = kernel(q, key_pages, value_pages, *where, scale, window or 0, softcap or 0.0, few)
+    sink = None if sink is None else sink.to(q.dtype)
+    out = kernel(q, key_pages, value_pages, *where, scale, window or 0, softcap or 0.0, sink, few)
     if longest > FEW:
         assert context.totals is not None, "a recording has one new token of each sequence"
-        _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, FEW)
+        _chunks(q, key_pages, value_pages, context, scale, window, softcap, sink, out, FEW)
     return out
 
 
@@ -163,6 +169,7 @@ def _launch(
     scale: float,
     window: int,
     softcap: float,
+    sink: torch.Tensor | None,
     few: int,
 ) -> torch.Tensor:
     """Call the CPU kernel: threads split the sequences, and the head groups where there are few sequences."""
@@ -173,7 +180,7 @@ def _launch(
     operators.library("paged_attention", "cpu").call(
         "mm_paged_attention",
         *(q, key_pages, value_pages, out, starts, lengths, page_table, *strides, *sizes, out.shape[-1]),
-        *(scale, window, softcap, operators.DTYPES[q.dtype]),
+        *(scale, window, softcap, sink, operators.DTYPES[q.dtype]),
     )
     return out
 
@@ -269,6 +276,7 @@ def _kernel(
     scale: float,
     window: int,
     softcap: float,
+    sink: torch.Tensor | None,
     few: int,
 ) -> torch.Tensor:
     """Call the CUDA kernel. It computes `few` tokens: the fewer they are, the more blocks split the keys of each."""
@@ -285,7 +293,7 @@ def _kernel(
     operators.run(
         *("paged_attention", "mm_paged_attention", q, q, key_pages, value_pages, out, partial, stats),
         *(starts, lengths, page_table, n, len(lengths), page_table.shape[1], FEW, size, a, g, d, dv),
-        *(*key_pages.stride()[:3], *value_pages.stride()[:3], scale, window, softcap, splits, span),
+        *(*key_pages.stride()[:3], *value_pages.stride()[:3], scale, window, softcap, sink, splits, span),
         operators.DTYPES[q.dtype],
     )
     return out
@@ -300,6 +308,7 @@ def _one_token_each(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sink: torch.Tensor | None,
 ) -> torch.Tensor:
     """q [r', a, d], one token of each of `sequences` (None: of all) -> [r', a, d_v], by one call of SDPA."""
     size, groups = key_pages.shape[1:3]
@@ -322,17 +331,24 @@ def _one_token_each(
     k, v = (kept[table].flatten(1, 2).masked_fill_(behind, 0.0) for kept in (key_pages, value_pages))
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [r', g, m, d]
     q = q.unflatten(1, (groups, -1))  # query heads of a group become rows of one head: keys need no repeat
-    return _attend(q, k, v, bias, scale, softcap).flatten(1, 2)
+    sink = None if sink is None else sink.view(groups, -1, 1)
+    return _attend(q, k, v, bias, scale, softcap, sink).flatten(1, 2)
 
 
 def _a_chunk(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None, softcap: float | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sink: torch.Tensor | None,
 ) -> torch.Tensor:
     """The last n tokens of a sequence: q [n, a, d], k and v [m, g, d] of all m tokens -> [n, a, d_v]."""
     n, m = len(q), len(k)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
     shared = q.shape[1] != k.shape[1]
-    if n == m and softcap is None and (window is None or window >= m):
+    if n == m and softcap is None and sink is None and (window is None or window >= m):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
         return out[0].transpose(0, 1)
     distance = torch.arange(m - n, m, device=q.device)[:, None] - torch.arange(m, device=q.device)
@@ -342,13 +358,27 @@ def _a_chunk(
     bias = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -torch.inf)
     if shared:
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-    return _attend(q, k, v, bias, scale, softcap)[0].transpose(0, 1)
+    sink = None if sink is None else sink.view(-1, 1, 1)
+    return _attend(q, k, v, bias, scale, softcap, sink)[0].transpose(0, 1)
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float, softcap: float | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    sink: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of [b, heads, n, d] to [b, heads, m, d] with an additive bias; with a softcap by the formula."""
+    """Attention of [b, heads, n, d] to [b, heads, m, d] with an additive bias; with a softcap by the formula.
+
+    A sink [heads, n or 1, 1] is one more key of zeros, whose bias it is.
+    """
+    if sink is not None:
+        shape = (*q.shape[:3], 1)
+        bias = torch.cat([bias.expand(*shape[:3], k.shape[2]), sink.to(bias.dtype).expand(shape)], -1)
+        k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
     if softcap is None:
         return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
     scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale

@@ -91,11 +91,13 @@ SEQUENCES = st.lists(st.tuples(st.integers(1, 11), st.integers(0, 40)), min_size
     st.sampled_from(["apart", "mixed", "latent"]),
     st.sampled_from([None, 1, 5, 100]),
     st.sampled_from([None, 2.0]),
+    st.booleans(),
 )
-def test_any_shape_is_torchs(kernel, sequences, size, heads, channels, dtype, shape, window, softcap):
+def test_any_shape_is_torchs(kernel, sequences, size, heads, channels, dtype, shape, window, softcap, has_sink):
     places = Places(*zip(*sequences, strict=True), size)
     tensors = case(places, *heads, *channels, dtype, shape)
-    options = channels[0] ** -0.5, window, softcap
+    sink = random(heads[0] * heads[1], dtype=dtype, seed=9) if has_sink else None
+    options = channels[0] ** -0.5, window, softcap, sink
     found = KERNELS[kernel](*tensors, places, *options)
     assert found.dtype == dtype
     close([found], [fp64(places, *tensors, *options)], dtype)
