@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from labkit import magics
 from labkit.languages import forbidden, pages, problems, sections
 from minimegatron.commands.prose import Translation, Which, mark, read, stamp
 
@@ -89,3 +92,19 @@ def test_a_page_is_cut_at_its_headings_and_not_inside_of_code() -> None:
     page = "# One\n\ntext\n\n```bash\n# no heading\n```\n\n## Two words\nmore\n"
     assert list(sections(page)) == [Which("section", "one"), Which("section", "two-words")]
     assert "\n".join(sections(page).values()).replace("\n", "") == page.replace("\n", "")
+
+
+def test_a_hint_is_in_the_language_of_the_labs_while_it_says_what_the_english_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = types.ModuleType("some_course")
+    course.__file__ = str(tmp_path / "__init__.py")
+    monkeypatch.setitem(sys.modules, "some_course", course)
+    asked = magics.LabMagics.__new__(magics.LabMagics)
+    asked._course = "some_course"
+    (tmp_path / "zh.md").write_text(f"{mark(Which('hint', 'ring'), 'N - 1 times.')}\nN - 1 次。\n", encoding="utf-8")
+    assert asked._said("hint", "ring", "N - 1 times.") == "N - 1 times."
+    monkeypatch.setenv(magics.SAID_IN, "zh")
+    assert asked._said("hint", "ring", "N - 1 times.") == "N - 1 次。"
+    assert asked._said("hint", "ring", "N times.") == "N times."
+    assert asked._said("idea", "ring", "N - 1 times.") == "N - 1 times."
