@@ -44,7 +44,7 @@ from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.recompute import recompute_module
 from minimegatron.layers.ssm.pieces import Pieces
-from minimegatron.layers.ssm.scan import Scan
+from minimegatron.layers.ssm.scan import Scan, step
 
 if TYPE_CHECKING:
     from minimegatron.comm.axis import Axis
@@ -249,7 +249,11 @@ class MambaMixer(nn.Module):
         x, B, C = self._heads(convolved)
         padding = torch.arange(len(dt), device=new.device)[:, None] >= new
         dt = self._dt(dt).masked_fill(padding[..., None], 0.0)  # it changes no state
-        y, h = Scan(x, dt, self._A(), B, C, self.ssd.chunk_size).outputs(h)
+        if len(dt) == 1:
+            y, h = step(x[0], dt[0], self._A(), B[0], C[0], h)
+            y = y[None]
+        else:
+            y, h = Scan(x, dt, self._A(), B, C, self.ssd.chunk_size).outputs(h)
         state.write_sequences(conv=tail, ssm=h)
         return state.unpadded(self._skip(y, x))
 

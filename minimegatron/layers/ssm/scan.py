@@ -115,6 +115,16 @@ class Scan:
         return self._states.new_zeros(self._states.shape[1:])
 
 
+def step(
+    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The recurrence for one token, as `Scan` of a piece of one: dims as there without the first; y and the state."""
+    B, C = (t.to(state.dtype).repeat_interleave(x.shape[1] // t.shape[1], 1) for t in (B, C))
+    faded = (dt * A).exp()[..., None, None] * state
+    state = torch.addcmul(faded, (dt[..., None] * x)[..., None], B[:, :, None])
+    return (state @ C[..., None]).squeeze(-1), state
+
+
 def carry(
     state: torch.Tensor, states: Iterable[torch.Tensor], decays: Iterable[torch.Tensor]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
