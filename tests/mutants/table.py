@@ -994,12 +994,11 @@ MUTANTS = (
     ),
     Mutant(
         "a chunk reads the state after it", _SCAN,
-        "        before.append(state)\n        state = decay[..., None, None] * state + own",
-        "        state = decay[..., None, None] * state + own\n        before.append(state)", _CHUNKS,
+        "found.append(h[:-1])", "found.append(h[1:])", _CHUNKS,
     ),
     Mutant(
-        "a state passes the border of documents", _SCAN, "throughout = (last == before)",
-        "throughout = (last == last)", _CHUNKS,
+        "a state passes the border of documents", _SCAN,
+        "            keep = keep & (of[:, None] == of)[..., None]\n", "", _CHUNKS,
     ),
     Mutant(
         "a state of an earlier document is read", _SCAN, "self._reads = _exp(a, from_start)",
@@ -1013,7 +1012,9 @@ MUTANTS = (
         "decays of later tokens are computed and then dropped", _SCAN, "log.masked_fill(~keep, -torch.inf)).exp()",
         "log).exp() * (1.0 if keep is None else keep)", "tests/layers/ssm/test_scan.py -k overflow",
     ),
-    Mutant("a tap sees the document before", _MIXER, "                tap = tap * same.t()[..., None]\n", "", _PACKED),
+    Mutant(
+        "a tap sees the document before", _MIXER, "rows[i : i + n] * same.t()[..., None]", "rows[i : i + n]", _PACKED,
+    ),
     Mutant(
         "a document id that comes again goes on", _MIXER, "(document_ids.diff(dim=1) != 0).cumsum(1)",
         "(document_ids - document_ids[:, :1])[:, 1:]", _PACKED,

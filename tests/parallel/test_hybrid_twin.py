@@ -19,7 +19,7 @@ EXPERTS = {
     "moe_shared_expert_intermediate_size": 16, "moe_router_score_function": "sigmoid",
 }  # fmt: skip
 FULL = {"recompute_granularity": "full"}
-CORES = {"recompute_granularity": "selective"}
+CORES = {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "layernorm", "mlp")}
 KIND = "cp_comm_type"
 
 
