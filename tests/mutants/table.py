@@ -1040,12 +1040,12 @@ MUTANTS = (
     ),
     Mutant(
         "the gate is put on after the norm", _MIXER,
-        "        y = (y * F.silu(z.to(y.dtype))).unflatten(-1, (self.groups, -1))\n"
-        "        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)\n"
-        "        return y.flatten(-2)",
-        "        y = y.unflatten(-1, (self.groups, -1))\n"
-        "        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)\n"
-        "        return (y.flatten(-2) * F.silu(z.to(y.dtype)))", _OF_HF,
+        "        u = (y * F.silu(z.to(y.dtype))).unflatten(-1, (groups, -1))\n",
+        "        u, weight = y.unflatten(-1, (groups, -1)), weight * F.silu(z)\n", _OF_HF,
+    ),
+    Mutant(
+        "the gradient of a gated norm leaves out that of its mean", _MIXER, "g - n * (g * n).mean(-1, keepdim=True)",
+        "g", "tests/models/test_huggingface.py -k gradients",
     ),
     Mutant(
         "no time step is limited", _MIXER, "return dt if low == 0.0 and high is None else dt.clamp(low, high)",
