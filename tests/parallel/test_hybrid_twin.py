@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.axes import CP, EP, ETP, PP, SP, TP
-from tests.thorough import mostly_slow, mostly_thorough
+from tests.thorough import mostly_thorough
 from tests.twin import Case
 
 SIZES: dict[str, Any] = {
@@ -19,7 +19,7 @@ EXPERTS = {
     "moe_shared_expert_intermediate_size": 16, "moe_router_score_function": "sigmoid",
 }  # fmt: skip
 FULL = {"recompute_granularity": "full"}
-CORES = {"recompute_granularity": "selective"}
+CORES = {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "layernorm", "mlp")}
 KIND = "cp_comm_type"
 
 
@@ -40,7 +40,7 @@ TWO = [
 ]
 
 
-@pytest.mark.parametrize("which", mostly_slow(range(len(TWO)), [0, 1, 4]))
+@pytest.mark.parametrize("which", mostly_thorough(range(len(TWO)), [1, 2, 4, 5, 6, 7], [1, 4]))
 def test_two_ranks(assert_same_as_serial, which):
     assert_same_as_serial(TWO[which], dp=1 if {TP, PP, CP} & TWO[which].layout.keys() else 2)
 
@@ -55,6 +55,6 @@ FOUR = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", mostly_thorough(range(len(FOUR)), [0, 1], [0, 1]))
+@pytest.mark.parametrize("which", mostly_thorough(range(len(FOUR)), [1]))
 def test_four_ranks(assert_same_as_serial, which):
     assert_same_as_serial(FOUR[which])

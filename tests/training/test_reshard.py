@@ -130,7 +130,6 @@ PAIRS = pairs()
 ORDINARY = [next(p for p in PAIRS if p[0] == family and 0 not in p[1:]) for family in ("dense", "experts", "fp8")]
 FAMILIES["hybrid"] = HYBRID, COMMON
 PAIRS += [("hybrid", a, b) for a, b in ((0, 3), (3, 4), (4, 6), (6, 0))]
-ORDINARY += [("hybrid", 3, 4)]
 
 
 @SLOW

@@ -44,7 +44,7 @@ from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.recompute import recompute_module
 from minimegatron.layers.ssm.pieces import Pieces
-from minimegatron.layers.ssm.scan import Scan
+from minimegatron.layers.ssm.scan import Scan, step
 
 if TYPE_CHECKING:
     from minimegatron.comm.axis import Axis
@@ -100,14 +100,44 @@ class CausalConv1d(nn.Module):
             segments: [b, k - 1 + s], numbers of the documents of all of these; None for one document.
         """
         rows, n = torch.cat([tail, x]), len(x)
+        if segments is None:
+            y = F.conv1d(rows.permute(1, 2, 0), self.weight, self.bias, groups=len(self.weight))
+            return F.silu(y.permute(2, 0, 1).contiguous()), rows
         y = self.bias.to(torch.promote_types(x.dtype, torch.float32))
-        for i in range(self.kernel):
-            tap = rows[i : i + n]
-            if segments is not None:
-                same = segments[:, i : i + n] == segments[:, self.kernel - 1 :]
-                tap = tap * same.t()[..., None]
-            y = torch.addcmul(y, tap, self.weight[:, 0, i])
+        for i in range(self.kernel):  # a tap in another document is left out
+            same = segments[:, i : i + n] == segments[:, self.kernel - 1 :]
+            y = torch.addcmul(y, rows[i : i + n] * same.t()[..., None], self.weight[:, 0, i])
         return F.silu(y).to(x.dtype), rows
+
+
+class GatedNormFunction(torch.autograd.Function):
+    """`GatedNorm`, which keeps its inputs and 1 / rms; autograd would keep five more tensors in fp32.
+
+    With u = y silu(z), n = u / rms and g the gradient of n, that of u is (g - n mean(g n)) / rms.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, groups: int, eps: float
+    ) -> torch.Tensor:
+        u = (y * F.silu(z.to(y.dtype))).unflatten(-1, (groups, -1))
+        inverse = torch.rsqrt(u.square().mean(-1, keepdim=True) + eps)
+        ctx.groups = groups
+        ctx.save_for_backward(y, z, weight, inverse)
+        return (u * inverse).flatten(-2).to(weight.dtype) * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (y, z, weight, inverse), dout = ctx.saved_tensors, grads[0]
+        wide = z.to(y.dtype)
+        sigmoid = torch.sigmoid(wide)
+        gate = wide * sigmoid
+        n = (y * gate).unflatten(-1, (ctx.groups, -1)) * inverse
+        dweight = (dout * n.flatten(-2)).flatten(0, -2).sum(0).to(weight.dtype)
+        g = (dout * weight).to(y.dtype).unflatten(-1, (ctx.groups, -1))
+        du = ((g - n * (g * n).mean(-1, keepdim=True)) * inverse).flatten(-2)
+        dz = du * y * sigmoid * (1 + wide - gate)
+        return du * gate, dz.to(z.dtype), dweight, None, None
 
 
 class GatedNorm(nn.Module):
@@ -127,9 +157,7 @@ class GatedNorm(nn.Module):
 
     def forward(self, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """y [s, b, width / t] in fp32, z of the same shape -> the same shape in the model's dtype."""
-        y = (y * F.silu(z.to(y.dtype))).unflatten(-1, (self.groups, -1))
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
-        return y.flatten(-2).to(self.weight.dtype) * self.weight
+        return GatedNormFunction.apply(y, z, self.weight, self.groups, self.eps)  # type: ignore[no-any-return]
 
 
 class SSD(nn.Module):
@@ -249,7 +277,11 @@ class MambaMixer(nn.Module):
         x, B, C = self._heads(convolved)
         padding = torch.arange(len(dt), device=new.device)[:, None] >= new
         dt = self._dt(dt).masked_fill(padding[..., None], 0.0)  # it changes no state
-        y, h = Scan(x, dt, self._A(), B, C, self.ssd.chunk_size).outputs(h)
+        if len(dt) == 1:
+            y, h = step(x[0], dt[0], self._A(), B[0], C[0], h)
+            y = y[None]
+        else:
+            y, h = Scan(x, dt, self._A(), B, C, self.ssd.chunk_size).outputs(h)
         state.write_sequences(conv=tail, ssm=h)
         return state.unpadded(self._skip(y, x))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minimegatron.layers.ssm import scan
 from minimegatron.layers.ssm.mixer import _segments
-from minimegatron.layers.ssm.scan import Scan, carry
+from minimegatron.layers.ssm.scan import Scan, carry, step
 
 S, GROUPS, HEADS, P, N = 13, 2, 6, 3, 5
 
@@ -49,7 +50,8 @@ DOCUMENTS = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3], [0, 1, 1, 1, 
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one document", "documents"])
 @pytest.mark.parametrize("chunk_size", [1, 4, 7, S, 100])
-def test_chunks_are_the_recurrence(chunk_size, documents):
+def test_chunks_are_the_recurrence(chunk_size, documents, monkeypatch):
+    monkeypatch.setattr(scan, "BLOCK", 3)  # chunks of 1 make five blocks
     of = inputs()
     state = torch.randn(
         2, HEADS, P, N, generator=torch.Generator().manual_seed(2), dtype=torch.float64
@@ -78,6 +80,16 @@ def test_a_sequence_in_two_pieces_is_the_whole():
     assert (torch.cat([first, second]) - want).abs().max() <= 1e-12 and (after - last).abs().max() <= 1e-12
     before, end = carry(torch.zeros_like(between), *zip(*(piece.summary() for piece in pieces), strict=True))
     assert (before[1] - between).abs().max() <= 1e-12 and (end - last).abs().max() <= 1e-12
+
+
+def test_a_step_is_a_piece_of_one_token():
+    of = inputs()
+    A, state, ys = of.pop("A"), torch.zeros(2, HEADS, P, N, dtype=torch.float64), []
+    for i in range(S):
+        y, state = step(A=A, state=state, **{name: t[i] for name, t in of.items()})
+        ys.append(y)
+    want, last = step_by_step(**of, A=A)
+    assert (torch.stack(ys) - want).abs().max() <= 1e-12 and (state - last).abs().max() <= 1e-12
 
 
 def test_large_decays_overflow_nowhere():
