@@ -21,11 +21,15 @@ import pytest
 import torch
 
 from labkit import acceptance
+from labkit.ranks.pool import shared_pool
+from minimegatron.commands import convert
 from minimegatron.config import TransformerConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.build import build_trainer
 from tests.course import fake_training as fake
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPSTONE = importlib.import_module("course.capstones.01_train_and_resume").CAPSTONE
@@ -285,6 +289,40 @@ def test_every_token_of_a_held_out_text_is_predicted_once():
         lambda input_ids: SimpleNamespace(logits=torch.zeros(*input_ids.shape, 16)), tokenizer, texts, 4
     )
     assert bits == pytest.approx(4 * sum(map(len, texts)) / sum(len(text.encode()) for text in texts))
+
+
+def save_three_steps(rank, world, folder):
+    """A rank trains a tiny Llama, and saves after each step."""
+    line = (
+        "--mock-data --vocab-size 96 --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 24 --swiglu"
+    )
+    line += " --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --hidden-dropout 0 --lr 1e-2"
+    line += " --attention-dropout 0 --micro-batch-size 2 --global-batch-size 4 --train-iters 3 --save-interval 1"
+    run = parse_args([*line.split(), "--save", f"{folder}/save", "--log-file", f"{folder}/log.jsonl"], world_size=world)
+    trainer = build_trainer(run, quiet=False)
+    trainer.train()
+    trainer.close()
+
+
+@SLOW
+def test_the_oracle_knows_the_next_loss_of_a_real_training_and_its_export(tmp_path):
+    shared_pool(2).run(save_three_steps, str(tmp_path))
+    (run,) = TRAINING.read_log(tmp_path / "log.jsonl")
+    for step in (2, 3):
+        convert.main(
+            ["--load", f"{tmp_path}/save", "--save", f"{tmp_path}/{step}", "--to", "hf", "--ckpt-step", str(step)]
+        )
+    second, third = (ORACLE.exported(tmp_path / str(step)) for step in (2, 3))
+    samples = ORACLE.samples_of(run.config, 12)
+    assert ORACLE.read_after(second, samples, 2, 4, run.loss(3), 1e-3) == ""
+    assert "other samples, or other weights" in ORACLE.read_after(third, samples, 2, 4, run.loss(3), 1e-3)
+    tokens = samples.batch(range(2))["tokens"]
+    assert "agree" in ORACLE.check_export(tmp_path / "save", third, tokens)
+    with pytest.raises(acceptance.Missed, match="of the newest checkpoint differ"):
+        ORACLE.check_export(tmp_path / "save", second, tokens)
+    assert ORACLE.same_weights(tmp_path / "save", tmp_path / "save") == ""
+    shutil.rmtree(shutil.copytree(tmp_path / "save", tmp_path / "older") / "iter_0000003")
+    assert ORACLE.same_weights(tmp_path / "save", tmp_path / "older") != ""
 
 
 # ---------------------------------------------------------------------------------------------- with a real training

@@ -3,7 +3,7 @@
     whole     steps 1 ... T                                        nobody disturbs it
     broken    steps 1 ... k, then a rank gets SIGKILL              k is drawn between T/4 and T/2
     resumed   the same command again: c + 1 ... T                  c: the checkpoint that it found
-    elsewhere the other command, beside a copy of that folder      c + 1 ... c + 20
+    elsewhere the other command, beside a copy of that folder      c + 1 ... c + 5
 
 | criteria           | from                                                                                     |
 |--------------------|------------------------------------------------------------------------------------------|
@@ -31,7 +31,7 @@ from minimegatron.config import TransformerConfig
 from . import oracle
 from .training import Plan, Run, attempt, completed, different, named_in, read_log
 
-SHORTEST, BEYOND = 40, 20  # steps of a run; of `elsewhere`
+SHORTEST, BEYOND = 40, 5  # steps of a run; of `elsewhere`
 LOST = 0.1  # of all steps, those between checkpoint and kill
 CLOSE = 1e-3  # nats a token, in fp32
 ROUNDED = 3e-2  # in 16 bits

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -95,9 +96,10 @@ def samples_of(config: Mapping[str, Any], samples: int) -> Any:
     """
     sections = {name: value for name, value in config.items() if name not in ("event", "machine")}
     sections = {**sections, "checkpoint": {}}
-    path = Path(config["data"]["data_path"][0]).with_name("config.json")
-    path.write_text(json.dumps(sections))
-    run = parse_args(["--config", str(path)], world_size=config["machine"]["world_size"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "config.json")
+        path.write_text(json.dumps(sections))
+        run = parse_args(["--config", str(path)], world_size=config["machine"]["world_size"])
     joint = samples if run.data.sample_order == "megatron" else None
     data = load_data(run, Mesh.serial(), (samples, 0, 0), (joint, None, None), quiet=True)
     assert data.train is not None
