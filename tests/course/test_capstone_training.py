@@ -240,6 +240,41 @@ def test_fields_are_found_in_flags_in_a_file_and_in_the_log(tmp_path):
         TRAINING.named_in("train --config none.json", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "old, new, told",
+    [
+        (
+            '"losses": {"lm loss":',
+            '"losses": {"loss":',
+            "step 1 in the log has losses.lm loss None, where",
+        ),
+        ('"grad_norm": ', '"grad_norms": ', "has grad_norm None"),
+        ('"world_size": 2', '"world_size": 0', "machine.world_size 0"),
+        ('"hidden_size": ', '"width": ', "has no model.hidden_size"),
+        ('"event": "config"', '"event": "configuration"', "it has logged no step: the last word"),
+    ],
+)
+def test_a_log_that_is_none_is_told(tmp_path, old, new, told):
+    config = json.loads((hand_in(tmp_path) / "train.json").read_text())
+    step = {"event": "train", "iteration": 1, "losses": {"lm loss": 5.0}, "grad_norm": 1.0, "learning_rate": 0.1}
+    step |= {"global_batch_size": 4, "memory_by_owner": {"all": 1}}
+    log = tmp_path / "log"
+    program = SimpleNamespace(last_words=lambda: "the last word")
+    log.write_text(f"{json.dumps(config)}\n{json.dumps(step)}\n" + '{"event": "train", "itera')
+    assert TRAINING.Attempt(program, log, 0).run().last == 1, "a line that is cut off is left out"
+    log.write_text(log.read_text().replace(old, new))
+    with pytest.raises(acceptance.Missed, match=re.escape(told)):
+        TRAINING.Attempt(program, log, 0).run()
+
+
+def test_what_is_kept_is_not_gone_on_from(tmp_path):
+    hand_in(tmp_path)
+    (tmp_path / "kept" / tmp_path.name).mkdir(parents=True)
+    (tmp_path / "kept" / tmp_path.name / "log").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        acceptance.main([str(tmp_path), "--capstone", "01", "--keep", str(tmp_path / "kept")])
+
+
 # ------------------------------------------------------------------------------------------------------ the oracle
 
 
@@ -280,6 +315,14 @@ def test_the_loss_of_a_step_says_which_samples_it_has_read(read, told):
     found = ORACLE.read_after(model, samples, 3, 4, float(losses), 1e-3)
     assert (found == "") == (told == "") and told in found
     assert not told or "samples 12 to 15 have the loss" in found
+
+
+def test_a_model_that_does_not_load_or_compute_is_told(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "none"}')
+    with pytest.raises(acceptance.Missed, match="transformers does not load the exported folder"):
+        ORACLE.exported(tmp_path)
+    with pytest.raises(acceptance.Missed, match="does not compute: IndexError"):
+        ORACLE.logits_of(Counting(), torch.tensor([[99]]))
 
 
 def test_every_token_of_a_held_out_text_is_predicted_once():
@@ -358,7 +401,7 @@ EDITS = [
     ("run.toml", "--to hf", "--to hf --ckpt-step 10", {"export": "differ by|ended with status"}),
     ("run.json", '"duplicated"', '"blockwise"', {"elsewhere": "tensor 2: step"}),
     ("run.json", '"num_layers": 4', '"num_layers": 4, "hidden_dropout": 0.1', {"order": "hidden_dropout is 0.1"}),
-    ("run.json", '"hidden_size": 128', '"hidden_size": 256', {"loss": "where 0 to 2e.06 are allowed"}),
+    ("run.json", '"hidden_size": 128', '"hidden_size": 256', {"loss": "where 0 to 2 million are allowed"}),
     ("run.json", '"save_interval": 10', '"save_interval": 50', {"killed": "it began at step 1"}),
 ]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from labkit.acceptance import require
+from labkit.acceptance import Missed, require
 from minimegatron.checkpoint.conversion import open_model
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
@@ -75,13 +75,29 @@ def exported(folder: Path) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    except Exception as error:  # whatever transformers may raise at a folder
+        raise Missed(f"transformers does not load the exported folder: {type(error).__name__}: {error}") from error
+
+
+def logits_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """[b, s, V] of an exported model.
+
+    Raises:
+        Missed: it does not compute them.
+    """
+    try:
+        logits: torch.Tensor = model(input_ids=tokens).logits
+    except Exception as error:  # a vocabulary that is too small, positions that are too few
+        raise Missed(f"the exported model does not compute: {type(error).__name__}: {error}") from error
+    return logits
 
 
 @torch.no_grad()
 def loss_of(model: Any, batch: Mapping[str, torch.Tensor]) -> float:
     """The mean loss of the tokens of a batch that count, as `training/step` means it."""
-    logits = torch.cat([model(input_ids=tokens).logits for tokens in batch["tokens"].split(BATCH)])
+    logits = torch.cat([logits_of(model, tokens) for tokens in batch["tokens"].split(BATCH)])
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
     mask = batch["loss_mask"].flatten().double()
     return float((losses.double() * mask).sum() / mask.sum())
@@ -170,7 +186,7 @@ def check_export(save: Path, model: Any, tokens: torch.Tensor) -> str:
     """
     ours = load(open_model(save), Mesh.serial(), "fp32")
     logits = ours(tokens).transpose(0, 1)[..., : model.config.vocab_size].float()
-    theirs = model(input_ids=tokens).logits
+    theirs = logits_of(model, tokens)
     require(theirs.shape == logits.shape, f"the exported model has logits {list(theirs.shape)}, the checkpoint "
             f"{list(logits.shape)}")  # fmt: skip
     gap = float((theirs - logits).abs().max() / logits.abs().max())
