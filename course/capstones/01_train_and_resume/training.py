@@ -245,8 +245,7 @@ class Attempt:
 
     def ranks(self) -> list[psutil.Process]:
         """Its ranks, or the command itself."""
-        below = self.program.processes()
-        return [process for process in below if _has_rank(process)] or below[:1]
+        return self.program.having("RANK") or self.program.processes()[:1]
 
     def until(self, step: int, seconds: float = STEP_SECONDS) -> bool:
         """Wait until a step is taken; False if the command has ended before.
@@ -281,12 +280,6 @@ class Attempt:
         left = left_of(below, LEFT_SECONDS)
         require(not left, f"{len(left)} processes are left {LEFT_SECONDS:.0f} s after the command has ended")
         return f"1 of {len(ranks)} ranks was killed; the command ended with {self.program.status} after {took:.1f} s"
-
-
-def _has_rank(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "RANK" in process.environ()
-    return False
 
 
 @contextlib.contextmanager
