@@ -46,7 +46,8 @@ GIVEN = {
     "log_file",
 }
 GIVEN |= {"tensorboard_dir", "data_cache_path", "vocab_size", "train_samples"}
-STEP_SECONDS, LOG_SECONDS, LEFT_SECONDS = 600.0, 0.02, 15.0  # until the next step; between looks; after the end
+STEP_SECONDS, LOG_SECONDS = 600.0, 0.02  # until the next step; between looks at the log
+END_SECONDS, LEFT_SECONDS = 60.0, 15.0  # of a command after a kill; of processes after their command
 EXACT = {"losses": "loss", "grad_norm": "gradient norm", "learning_rate": "learning rate"}  # to the last bit
 TAIL = 1 << 16  # bytes of a log, in which its last step is
 
@@ -135,10 +136,8 @@ class Run:
             for field in dataclasses.fields(cls):
                 value = self.config[section][field.name]
                 value = tuple(value) if isinstance(value, list) else value
-                if field.default is not None and value not in (
-                    field.default,
-                    DEFAULTS.get(section, {}).get(field.name),
-                ):
+                defaults = (field.default, DEFAULTS.get(section, {}).get(field.name))
+                if field.default is not None and value not in defaults:
                     found.add(field.name)
         return found - GIVEN - {"max_position_embeddings"}  # which a run makes as long as its samples
 
@@ -159,6 +158,32 @@ def read_log(path: Path) -> list[Run]:
         elif record.get("event") == "train" and found:
             steps[int(record["iteration"])] = record
     return found
+
+
+def check_log(run: Run) -> None:
+    """Hold a log against what is read of it.
+
+    Raises:
+        Missed: something is missing in it.
+    """
+    for section, cls in SECTIONS.items():
+        of = run.config.get(section)
+        absent = [f.name for f in dataclasses.fields(cls) if not isinstance(of, dict) or f.name not in of]
+        require(not absent, f"the configuration in the log has no {section}.{absent[0]}" if absent else "")
+    machine = run.config.get("machine")
+    ranks = machine.get("world_size") if isinstance(machine, dict) else None
+    require(isinstance(ranks, int) and ranks > 0, f"the configuration in the log has machine.world_size {ranks!r}")
+    for step, record in run.steps.items():
+        losses, owners = record.get("losses"), record.get("memory_by_owner")
+        seen = {
+            "losses.lm loss": losses.get("lm loss") if isinstance(losses, dict) else None,
+            "grad_norm": record.get("grad_norm"),
+            "learning_rate": record.get("learning_rate"),
+            "global_batch_size": record.get("global_batch_size"),
+            "memory_by_owner": sum(owners.values()) if isinstance(owners, dict) else None,
+        }
+        wrong = [f"{name} {value!r}" for name, value in seen.items() if type(value) not in (int, float)]
+        require(not wrong, f"step {step} in the log has {', '.join(wrong)}, where a number belongs")
 
 
 def last_step(path: Path) -> int:
@@ -210,17 +235,17 @@ class Attempt:
         """What it has logged.
 
         Raises:
-            Missed: nothing.
+            Missed: nothing, or something else than a log.
         """
         runs = read_log(self.log)[self.before :]
         if not runs or not runs[-1].steps:
             raise Missed(f"it has logged no step: {self.program.last_words()}")
+        check_log(runs[-1])
         return runs[-1]
 
     def ranks(self) -> list[psutil.Process]:
         """Its ranks, or the command itself."""
-        below = self.program.processes()
-        return [process for process in below if _has_rank(process)] or below[:1]
+        return self.program.having("RANK") or self.program.processes()[:1]
 
     def until(self, step: int, seconds: float = STEP_SECONDS) -> bool:
         """Wait until a step is taken; False if the command has ended before.
@@ -248,19 +273,13 @@ class Attempt:
         victim = random.choice(ranks)
         kill([victim])
         began = time.monotonic()
-        if not self.program.ends(LEFT_SECONDS * 4):
-            raise Missed(f"{LEFT_SECONDS * 4:.0f} s after the SIGKILL of a rank the command has not ended")
+        if not self.program.ends(END_SECONDS):
+            raise Missed(f"{END_SECONDS:.0f} s after the SIGKILL of a rank the command has not ended")
         took = time.monotonic() - began
         require(self.program.status != 0, "a rank was killed, and the command's exit status is 0")
         left = left_of(below, LEFT_SECONDS)
         require(not left, f"{len(left)} processes are left {LEFT_SECONDS:.0f} s after the command has ended")
         return f"1 of {len(ranks)} ranks was killed; the command ended with {self.program.status} after {took:.1f} s"
-
-
-def _has_rank(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "RANK" in process.environ()
-    return False
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
-"""Capstone 03: a run that is at least 20 % faster, each gain attributed; seven criteria, 100 points.
+"""Capstone 03: a run that is at least 20 % faster, each gain attributed; six criteria, 100 points.
 
 | file        | its one idea                                                                    |
 |-------------|---------------------------------------------------------------------------------|
 | `work`      | some steps of a training on two ranks: losses, CPU-seconds                      |
+| `functions` | the two functions that are the run's own: what changed, and whether they agree  |
 | `ladder`    | rungs side by side on a noisy machine                                           |
 | `criteria`  | what is asked of the learner's list                                             |
 | `start/`    | the slow run, and what a learner begins with (`minimegatron capstone 03 FOLDER`)|
@@ -12,8 +13,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from labkit.acceptance import Capstone, Missed, Tell
 from labkit.ranks.pool import WarmPool
@@ -51,7 +54,10 @@ def run(folder: Path, options: argparse.Namespace, random: Random, tell: Tell) -
             of_ranks: list[Seen] = pool.run(train, rung, seed, timeout=SECONDS)
             return Seen(sum(seen.seconds for seen in of_ranks), of_ranks[0].losses, of_ranks[0].norms)
 
-        session = Session(folder.resolve(), plan, random, on_ranks, options.rounds, max(options.rounds, MOST))
+        def call(function: Callable[..., Any], *given: Any) -> Any:
+            return pool.run(function, *given, timeout=SECONDS)[0]
+
+        session = Session(folder.resolve(), plan, random, on_ranks, call, options.rounds, max(options.rounds, MOST))
         for criterion in options.criteria:
             tell(CRITERIA.result(criterion, session))
 

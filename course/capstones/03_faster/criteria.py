@@ -13,7 +13,6 @@ quartiles lie on both sides of what decides, there are more rounds. So other wor
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +20,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
-
 from labkit.acceptance import Criteria, Missed, once, read_tables, require
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, MinimegatronError
 
 from . import work
+from .functions import VALUE, changed_functions, compare
 from .ladder import Ladder
 from .work import Rung, Seen
 
@@ -34,8 +32,6 @@ LEAST_STEPS, LEAST_GAIN = 3, 20.0  # of the list; percent
 LOSS, NORM = 5e-4, 5e-3  # nats; a gradient norm's share
 NEAR, FACTOR = 5.0, 2.0  # points and factor between what is said and what is measured
 FIELDS, WORDS, MORE_WORDS = 3, 40, 100  # of a step; letters of a why, and of one that was wrong
-OWN = ("batch", "token_losses")
-VALUE = 1e-5  # between losses, and their gradients, over the largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +119,7 @@ class Session:
         folder, plan: what was handed in.
         random: draws what is asked.
         train: takes some steps of a rung with a seed: the CPU-seconds of both ranks together.
+        call: calls a function of (rank, world, ...) on a rank, for what the learner wrote is called in it.
         rounds, most: of the ladder, at least and at most.
     """
 
@@ -130,6 +127,7 @@ class Session:
     plan: Plan
     random: Random
     train: Callable[[Rung, int], Seen]
+    call: Callable[..., Any]
     rounds: int
     most: int
 
@@ -159,7 +157,7 @@ class Session:
 
     def _one_thing(self, step: Change, before: Rung, own: Path) -> None:
         """Raise `Missed` unless a step changes one thing that may change."""
-        changed = functions_changed(before.own, own) if step.own else set()
+        changed = changed_functions(before.own, own) if step.own else set()
         for name in step.fields:
             try:
                 work.refuse(name)
@@ -177,47 +175,28 @@ class Session:
             raise Missed(f"`{step.name}`: {error}") from None
 
     @once
-    def ladder(self) -> Ladder:
-        """All rungs in paired rounds, until it is decided whether the whole is faster, and each step."""
+    def first_round(self) -> Ladder:
+        """Each rung once: whether it trains, and with which losses."""
         rungs = self.rungs()
 
         def measure(number: int) -> Seen:
             try:
                 return self.train(rungs[number], self.seed)
-            except ConfigError as error:
-                raise Missed(f"`{rungs[number].name}`: {error}") from None
+            except MinimegatronError as error:
+                raise Missed(f"`{rungs[number].name}`: {error.what}") from None
 
-        ladder, last = Ladder(len(rungs), measure), len(rungs) - 1
+        ladder = Ladder(len(rungs), measure)
+        ladder.round()
+        return ladder
+
+    @once
+    def ladder(self) -> Ladder:
+        """All rungs in paired rounds, until it is decided whether the whole is faster, and each step."""
+        ladder = self.first_round()
+        last = ladder.rungs - 1
         steps = [(number, number + 1, 1.0) for number in range(last)]
         ladder.climb([(0, last, 1 - LEAST_GAIN / 100), *steps], self.rounds, self.most)
         return ladder
-
-
-def functions_changed(one: Path, other: Path) -> set[str]:
-    """Names of functions, and `the rest`, whose text differs in two files, comments and docstrings apart.
-
-    Raises:
-        Missed: a file that is no Python.
-    """
-    a, b = _parts(one), _parts(other)
-    changed = {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
-    return changed & set(OWN) or changed  # what else changes belongs to them
-
-
-def _parts(path: Path) -> dict[str, str]:
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise Missed(f"{path.name} is no Python: {error}") from None
-    parts, rest = dict[str, str](), list[str]()
-    for node in tree.body[ast.get_docstring(tree) is not None :]:
-        if isinstance(node, ast.FunctionDef):
-            node.body = node.body[ast.get_docstring(node) is not None :]
-        if isinstance(node, ast.FunctionDef) and node.name in OWN:
-            parts[node.name] = ast.dump(node)
-        else:
-            rest.append(ast.dump(node))
-    return {**parts, "the rest": "\n".join(rest)}
 
 
 Try = Callable[[Session], str]
@@ -231,8 +210,7 @@ CRITERIA = criterion = Criteria[Try]()
 )
 def steps(session: Session) -> str:
     """The list, and whether it runs."""
-    ladder = session.ladder()
-    return f"{ladder.rungs - 1} steps, and every rung trains"
+    return f"{session.first_round().rungs - 1} steps, and every rung trains"
 
 
 @criterion(
@@ -242,78 +220,20 @@ def steps(session: Session) -> str:
 )
 def functions(session: Session) -> str:
     """On inputs that are drawn: starts that overlap, the last sample, documents that end."""
-    rungs, random = session.rungs(), Random(session.seed)
-    try:
-        right, own = work.functions_of(rungs[0].own), work.functions_of(rungs[-1].own)
-    except ConfigError as error:
-        raise Missed(str(error)) from None
-    for _ in range(8):
-        _same_batch(right.batch, own.batch, random)
-        if hasattr(own, "token_losses"):
-            _same_losses(right.token_losses, own.token_losses, random)
-    return "16 calls agree" if hasattr(own, "token_losses") else "8 calls agree; the model computes its own losses"
-
-
-def _same_batch(right: Callable[..., Any], own: Callable[..., Any], random: Random) -> None:
-    samples, length = random.randint(1, 5), random.randint(1, 9)
-    stream = torch.tensor([random.choice([0, 1, 2, 3]) for _ in range(40)])
-    starts = [random.randrange(40 - length) for _ in range(samples - 1)] + [39 - length]
-    before, given = stream.clone(), list(starts)
-    wanted, seen = right(stream, list(starts), length), _called(own, "batch", stream, starts, length)
-    require(isinstance(seen, dict) and seen.keys() >= wanted.keys(), f"batch gives {_keys(seen)}, not {_keys(wanted)}")
-    for name, tensor in wanted.items():
-        told = f"batch of {samples} samples of {length} tokens: {name}"
-        require(
-            isinstance(seen[name], torch.Tensor) and seen[name].dtype == tensor.dtype,
-            f"{told} is not of {tensor.dtype}",
-        )
-        require(torch.equal(seen[name], tensor), f"{told} differs")
-    require(torch.equal(stream, before) and starts == given, "batch has changed its inputs")
-
-
-def _same_losses(right: Callable[..., Any], own: Callable[..., Any], random: Random) -> None:
-    b, s, v = (random.randint(1, most) for most in (3, 6, 30))
-    generator = torch.Generator().manual_seed(random.randrange(1 << 30))
-    logits = 8 * torch.randn(b, s, v, generator=generator)
-    labels, weight = torch.randint(0, v, (b, s), generator=generator), torch.randn(b, s, generator=generator)
-    results = []
-    for function in (right, lambda *given: _called(own, "token_losses", *given)):
-        x, y = logits.clone().requires_grad_(), labels.clone()
-        losses = function(x, y)
-        told = f"token_losses of [{b}, {s}, {v}] gives {_described(losses)}"
-        require(isinstance(losses, torch.Tensor) and losses.shape == (b, s) and losses.dtype == torch.float32, told)
-        require(losses.requires_grad, "the losses of token_losses have no gradient")
-        (gradient,) = torch.autograd.grad((losses * weight).sum(), x)
-        require(torch.equal(x.detach(), logits) and torch.equal(y, labels), "token_losses has changed its inputs")
-        results.append((losses.detach(), gradient))
-    for what, one, other in zip(("losses", "gradient"), *results, strict=True):
-        gap = float((one - other).abs().max())
-        require(gap <= VALUE * max(1.0, float(one.abs().max())), f"{what} of token_losses differ by {gap:.2g}")
-
-
-def _called(function: Callable[..., Any], name: str, *given: Any) -> Any:
-    try:
-        return function(*given)
-    except Exception as error:  # whatever a learner's function may raise
-        raise Missed(f"{name} raised {type(error).__name__}: {error}") from error
-
-
-def _keys(value: Any) -> str:
-    return ", ".join(sorted(map(str, value))) if isinstance(value, dict) else type(value).__name__
-
-
-def _described(value: Any) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    rungs = session.rungs()
+    told, agree = session.call(compare, rungs[0].own, rungs[-1].own, session.seed)
+    require(agree, told)
+    return str(told)
 
 
 @criterion(
     20,
-    f"every rung has the losses of the one before within {LOSS:g} nats, and its gradient norms within {NORM:.1%}, in "
-    "every step",
+    f"every rung has the losses of the one before within {LOSS:g} nats, and its gradient norms within "
+    f"{100 * NORM:g} %, in every step",
 )
 def same(session: Session) -> str:
     """On data and weights that are drawn."""
-    rungs, seen = session.rungs(), session.ladder().seen
+    rungs, seen = session.rungs(), session.first_round().seen
     worst = 0.0
     for number in range(1, len(rungs)):
         one, other = seen[number - 1], seen[number]

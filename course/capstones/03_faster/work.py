@@ -12,7 +12,6 @@ other rank or for a core does not count.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import resource
 import time
@@ -37,6 +36,8 @@ from minimegatron.training.observers import Observer, Step
 from minimegatron.training.rules import check_run
 from minimegatron.training.step import LossFunc, loss_func
 from minimegatron.training.task import Task
+
+from .functions import functions_of
 
 WORLD, WARM, STEPS = 2, 2, 2  # ranks; steps before those that count, and these
 FREE = (HOW, OBSERVED, LAYOUT, KINDS["micro_batch_size"])
@@ -114,25 +115,6 @@ def run_of(fields: Mapping[str, Any], seed: int, steps: int) -> RunConfig:
     run = RunConfig(**{name: cls.from_dict(sections.get(name, {})) for name, cls in SECTIONS.items()})
     check_run(run, WORLD, reads=True)
     return run
-
-
-def functions_of(path: Path) -> ModuleType:
-    """The run's own functions.
-
-    Raises:
-        ConfigError: the file cannot be imported, or has no `batch`.
-    """
-    spec = importlib.util.spec_from_file_location("own", path)
-    assert spec is not None and spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever a learner's file may raise
-        what = f"{path.name} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(what, fix="try it with python") from error
-    if not callable(getattr(module, "batch", None)):
-        raise ConfigError(f"{path.name} has no function `batch`", fix="keep its name, and what it returns")
-    return module
 
 
 def stream_of(seed: int, tokens: int, vocabulary: int) -> torch.Tensor:
