@@ -139,11 +139,11 @@ def slopes(rank: int, world: int, flags: str) -> dict[str, tuple[float, float]]:
         direction /= direction.norm()
         grad = torch.zeros_like(param) if param.grad is None else param.grad
         with torch.no_grad():
-            param += STEP * direction
+            param.add_(direction, alpha=STEP)
             up = loss().item()
-            param -= 2 * STEP * direction
+            param.add_(direction, alpha=-2 * STEP)
             down = loss().item()
-            param += STEP * direction
+            param.add_(direction, alpha=STEP)
         found[name] = (grad * direction).sum().item(), (up - down) / (2 * STEP)
     return found
 
