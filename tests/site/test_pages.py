@@ -104,6 +104,10 @@ A block::
     a*b <c>
 
 `p<q` and x<y.
+
+| a    | b |
+|------|---|
+| `c|d` | e |
 """
 
 from typing import overload
@@ -119,7 +123,7 @@ class Row(Base):
 
     told: int
     size: int = 3  # of it
-    flag: bool = opt(MODEL, True, "its help")
+    flag: bool = opt(MODEL, True, "its *.help.*")
     _own: int = 0
 
     @property
@@ -165,11 +169,11 @@ def test_the_page_of_a_module() -> None:
     (page,) = reference.pages([module]).values()
     assert "# comm/thing" in page and 'href="../../../_modules/minimegatron/comm/thing.html"' in page
     assert "One line: 2\\*cp ranks." in page and "A block:\n\n    a*b <c>" in page
-    assert "`p<q` and x\\<y." in page
+    assert "`p<q` and x\\<y." in page and "| `c\\|d` | e |" in page
     assert "{py:class} Row\n" in page and "Bases: `Base`" in page and "- `told`: here." in page
     assert "{py:attribute} told" not in page and "_own" not in page
     assert "{py:attribute} size\n:type: int\n:value: 3\n\nof it" in page
-    assert "{py:attribute} flag\n:type: bool\n:value: True\n\nits help" in page
+    assert "{py:attribute} flag\n:type: bool\n:value: True\n\nits \\*.help.\\*" in page
     assert "{py:property} whole\n:type: int\n\nAll." in page
     assert "{py:method} of(*parts: int) -> 'Row'\n:classmethod:" in page and "_hidden" not in page
     assert page.count("{py:function} f(") == 1 and "{py:function} f(x, *, y: str='a*b')" in page
