@@ -54,12 +54,12 @@ html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {
     pattern: list[str]()
-    for pattern in ("index", "README", "questions", "map", "docs/reading_plan", "docs/glossary", "docs/architecture",
+    for pattern in ("index", "README", "questions", "map", "README.zh", "docs/reading_plan", "docs/glossary", "docs/architecture",
                     "files/**", "_modules/**", "genindex", "search")
 }  # fmt: skip
 html_theme_options: dict[str, Any] = {
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "navigation_with_keys": False,  # arrow keys scroll
     "collapse_navigation": True,
     "show_toc_level": 2,
