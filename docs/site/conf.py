@@ -54,7 +54,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {
     pattern: list[str]()
-    for pattern in ("index", "README", "questions", "map", "README.zh", "docs/reading_plan", "docs/glossary", "docs/architecture",
+    for pattern in ("index", "README", "questions", "map", "docs/reading_plan", "docs/glossary", "docs/architecture",
                     "files/**", "_modules/**", "genindex", "search")
 }  # fmt: skip
 html_theme_options: dict[str, Any] = {
