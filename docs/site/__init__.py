@@ -12,5 +12,5 @@
 | `conf.py`      | Sphinx: theme, highlighting of labs, links from `comm/mesh` to its page                   |
 
 Generators need the standard library, and of the package `commands/prose` alone, which puts translations in their
-places; they execute no notebook. What a page says is written once, in the repository: in a docstring, a lab, a document.
+places; they execute no notebook. What a page says is written once, in the repository.
 """
