@@ -123,8 +123,10 @@ $(VENV)/.compiled: $(VENV)/.test
 	@$(PYTEST) -p no:nbval --collect-only --quiet tests >/dev/null || true
 	@touch $@
 
+# The extra without the package, which is read and not imported: no torch.
 $(VENV)/.site: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
-	$(INSTALL) --editable '.[site]'
+	$(INSTALL) $$($(BIN)/python -c 'import tomllib; from pathlib import Path; \
+	    print(*tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]["site"])')
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.test

@@ -11,6 +11,6 @@
 | `links`        | what is checked of the built site: links, and that a page asks no other machine           |
 | `conf.py`      | Sphinx: theme, highlighting of labs, links from `comm/mesh` to its page                   |
 
-Generators need the standard library alone, import nothing of the package and execute no notebook. What a page says is
-written once, in the repository: in a docstring, a lab, a document.
+Generators need the standard library, and of the package `commands/prose` alone, which puts translations in their
+places; they execute no notebook. What a page says is written once, in the repository.
 """

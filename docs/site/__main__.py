@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     try:
         from sphinx.cmd.build import build_main
     except ImportError:
-        print("Sphinx is not installed\n  fix: make site, or pip install -e '.[site]'", file=sys.stderr)
+        print("Sphinx is not installed\n  fix: make site", file=sys.stderr)
         return 1
     began = time.monotonic()
     folder = Path(argv[0] if argv else ROOT / "build" / "site")

@@ -59,7 +59,7 @@ html_sidebars = {
 }  # fmt: skip
 html_theme_options: dict[str, Any] = {
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "navigation_with_keys": False,  # arrow keys scroll
     "collapse_navigation": True,
     "show_toc_level": 2,

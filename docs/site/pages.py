@@ -7,6 +7,7 @@ a page with its text.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 from docs.site import counterparts, questions, reference
 from docs.site.reference import Module
+from minimegatron.commands import prose
 
 _LINK = re.compile(r"(?<=\]\()([^()\s#]+)((?:#[^()\s]*)?)(?=\))")
 _FENCE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.M | re.S)
@@ -41,8 +43,8 @@ def pages(root: Path) -> dict[str, str | bytes]:
     made["questions.md"] = questions.page(labs)
     made["labs/index.md"], made["solutions/index.md"] = _labs(labs, str(made["README.md"])), _solutions(labs)
     for name in labs:
-        for folder in ("labs", "solutions"):
-            made[f"{folder}/{name}.ipynb"] = _notebook(root / folder / f"{name}.ipynb")
+        made |= _notebooks(root, name)
+    made["README.zh.md"] = _chinese(str(made["README.zh.md"])) + tree(f"zh/labs/{name}" for name in labs)
     _turn_links(made, root, {str(module.path): module.page for module in modules})
     for picture in (root / "docs" / "images").iterdir():
         made[f"docs/images/{picture.name}"] = picture.read_bytes()
@@ -69,34 +71,51 @@ def write(made: dict[str, str | bytes], folder: Path) -> bool:
 # ---------------------------------------------------------------------------------------------- notebooks
 
 
-def _notebook(path: Path) -> str:
-    """A stored notebook with its outputs: folded cells stay folded, and one cell says where else to read."""
-    notebook = json.loads(path.read_text())
-    name, lab = path.stem, path.parent.name == "labs"
+def _notebooks(root: Path, name: str) -> dict[str, str]:
+    """The pages of a lab: as it is shipped, with its solutions, and with its Chinese prose; each names the others."""
+    lab, solution = (json.loads((root / folder / f"{name}.ipynb").read_text()) for folder in ("labs", "solutions"))
+    chinese = copy.deepcopy(lab)
+    said = prose.pairs(lab, root / "course" / name / "zh.md")
+    prose.switch(chinese, [said], said)
+    return {
+        f"labs/{name}.ipynb": _shown(
+            lab,
+            f"The lab before anything is done. To work in it: `make lab`, and open `my-labs/{name}.ipynb`. When you "
+            f"are done: [the solution](../solutions/{name}.ipynb). [中文](../zh/labs/{name}.ipynb)",
+        ),
+        f"solutions/{name}.ipynb": _shown(
+            solution, f"With its solutions. [The lab without them](../labs/{name}.ipynb).", "Solution of lab"
+        ),
+        f"zh/labs/{name}.ipynb": _shown(
+            chinese,
+            f"还没有做过任何练习的实验。要动手做：`make lab LANGUAGE=zh`，然后打开 `my-labs/{name}.ipynb`。做完之后："
+            f"[答案](../../solutions/{name}.ipynb)。[English](../../labs/{name}.ipynb)",
+        ),
+    }
+
+
+def _shown(notebook: Any, words: str, title: str = "Lab") -> str:
+    """A notebook as a page: outputs as they are, folded cells folded, one title, and a note below it.
+
+    Args:
+        notebook: as JSON has it.
+        words: of the note.
+        title: in place of the word Lab, so that a search finds no two pages of one name.
+    """
     for cell in notebook["cells"]:
+        cell["source"] = "".join(cell["source"])
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             cell["metadata"].setdefault("tags", []).append("hide-input")
-    if lab:
-        words = (
-            f"The lab before anything is done. To work in it: `make lab`, and open `my-labs/{name}.ipynb`. When you "
-            f"are done: [the solution](../solutions/{name}.ipynb)."
-        )
-    else:
-        words = f"With its solutions. [The lab without them](../labs/{name}.ipynb)."
-    note = {"cell_type": "markdown", "id": "of-the-site", "metadata": {}, "source": f"```{{note}}\n{words}\n```"}
     _outline([cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"])
+    notebook["cells"][0]["source"] = re.sub("^# Lab", f"# {title}", notebook["cells"][0]["source"])
+    note = {"cell_type": "markdown", "id": "of-the-site", "metadata": {}, "source": f"```{{note}}\n{words}\n```"}
     notebook["cells"].insert(1, note)
     notebook["metadata"]["language_info"]["pygments_lexer"] = "lab"
-    if not lab:  # else a search finds two pages of one name
-        first = notebook["cells"][0]
-        first["source"] = re.sub(r"^# Lab", "# Solution of lab", first["source"])
     return json.dumps(notebook, indent=1, ensure_ascii=False)
 
 
 def _outline(cells: list[Any]) -> None:
     """One title a page: where a lab's parts have headings of that level, all headings but the title sink by one."""
-    for cell in cells:
-        cell["source"] = "".join(cell["source"])
     if sum(cell["source"].startswith("# ") for cell in cells) > 1:
         for cell in cells[1:]:
             cell["source"] = in_prose(cell["source"], lambda text: re.sub(r"^(#+ )", r"#\1", text, flags=re.M))
@@ -108,6 +127,12 @@ def _outline(cells: list[Any]) -> None:
 def tree(names: Iterable[str]) -> str:
     """The pages below a page, which the theme shows in its sidebar."""
     return "\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
+
+
+def _chinese(readme: str) -> str:
+    """The Chinese README: its marks as anchors, which no other page has, and the labs in Chinese."""
+    readme = re.sub(r"^<!-- section (\S+) \w+ -->\n", r"(zh-\1)=\n", readme, flags=re.M)
+    return re.sub(r"\]\(labs/", "](zh/labs/", re.sub(r"\]\(#", "](#zh-", readme))
 
 
 def _labs(labs: dict[str, str], readme: str) -> str:
@@ -201,5 +226,5 @@ def _file(path: Path, name: str) -> str:
 
 def links(text: str) -> Iterator[tuple[str, str]]:
     """(path, anchor with its #) of every link of a Markdown text, outside of code."""
-    for prose in _FENCE.split(text)[::2]:
-        yield from _LINK.findall(prose)
+    for part in _FENCE.split(text)[::2]:
+        yield from _LINK.findall(part)

@@ -181,7 +181,7 @@ def _fields(node: ast.ClassDef, module: Module, told: set[str]) -> Iterator[str]
         value, said = field.value, lines[(field.end_lineno or field.lineno) - 1].partition("  # ")[2]
         if isinstance(value, ast.Call) and _last(value) == "opt":  # config/fields: kind, default, help
             _, value, *more = value.args
-            said = str(more[0].value) if more and isinstance(more[0], ast.Constant) else said
+            said = str(more[0].value).replace("*", "\\*") if more and isinstance(more[0], ast.Constant) else said
         options = [f":type: {ast.unparse(field.annotation)}"]
         options += [f":value: {ast.unparse(value)}"] if value is not None else []
         yield _directive("attribute", field.target.id, [escaped(said)], options)
@@ -239,6 +239,8 @@ def _add(entries: list[str], line: str, named: bool) -> None:
 
 def _prose(line: str) -> str:
     line = line[:-1] if line.endswith("::") else line
+    if line.startswith("|"):  # a bar in code does not end a cell
+        line = _CODE.sub(lambda code: code[0].replace("|", "\\|"), line)
     return escaped(line)
 
 

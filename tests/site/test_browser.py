@@ -54,7 +54,7 @@ def address() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 

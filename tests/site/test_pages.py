@@ -37,7 +37,8 @@ def texts(made: dict[str, str | bytes]) -> dict[str, str]:
 
 def anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ +(.*?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    labels = set(re.findall(r"^\(([\w-]+)\)=$", text, re.M))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | labels
 
 
 def leads(page: str, text: str) -> Iterator[tuple[str, str]]:
@@ -104,6 +105,10 @@ A block::
     a*b <c>
 
 `p<q` and x<y.
+
+| a    | b |
+|------|---|
+| `c|d` | e |
 """
 
 from typing import overload
@@ -119,7 +124,7 @@ class Row(Base):
 
     told: int
     size: int = 3  # of it
-    flag: bool = opt(MODEL, True, "its help")
+    flag: bool = opt(MODEL, True, "its *.help.*")
     _own: int = 0
 
     @property
@@ -165,11 +170,11 @@ def test_the_page_of_a_module() -> None:
     (page,) = reference.pages([module]).values()
     assert "# comm/thing" in page and 'href="../../../_modules/minimegatron/comm/thing.html"' in page
     assert "One line: 2\\*cp ranks." in page and "A block:\n\n    a*b <c>" in page
-    assert "`p<q` and x\\<y." in page
+    assert "`p<q` and x\\<y." in page and "| `c\\|d` | e |" in page
     assert "{py:class} Row\n" in page and "Bases: `Base`" in page and "- `told`: here." in page
     assert "{py:attribute} told" not in page and "_own" not in page
     assert "{py:attribute} size\n:type: int\n:value: 3\n\nof it" in page
-    assert "{py:attribute} flag\n:type: bool\n:value: True\n\nits help" in page
+    assert "{py:attribute} flag\n:type: bool\n:value: True\n\nits \\*.help.\\*" in page
     assert "{py:property} whole\n:type: int\n\nAll." in page
     assert "{py:method} of(*parts: int) -> 'Row'\n:classmethod:" in page and "_hidden" not in page
     assert page.count("{py:function} f(") == 1 and "{py:function} f(x, *, y: str='a*b')" in page
@@ -276,7 +281,7 @@ def test_notebooks_keep_their_outputs_and_say_where_else_to_read(made: dict[str,
     for folder, other, title in (("labs", "solutions", "# Lab 02"), ("solutions", "labs", "# Solution of lab 02")):
         stored = json.loads((ROOT / folder / "02_tensor_parallel.ipynb").read_text())["cells"]
         shown = json.loads(made[f"{folder}/02_tensor_parallel.ipynb"])["cells"]
-        code = [[c["source"], c["outputs"]] for c in stored if c["cell_type"] == "code"]
+        code = [["".join(c["source"]), c["outputs"]] for c in stored if c["cell_type"] == "code"]
         assert [[c["source"], c["outputs"]] for c in shown if c["cell_type"] == "code"] == code
         assert shown[0]["source"].startswith(title) and f"(../{other}/02_tensor_parallel.ipynb)" in shown[1]["source"]
         folded = [c for c in shown if c["metadata"].get("jupyter", {}).get("source_hidden")]
@@ -289,6 +294,19 @@ def test_notebooks_keep_their_outputs_and_say_where_else_to_read(made: dict[str,
             if line.startswith("# ")
         ]
         assert len(titles) == 1, "its parts are sections"
+
+
+def test_labs_are_there_in_chinese_with_the_same_code(made: dict[str, str | bytes]) -> None:
+    readme = str(made["README.zh.md"])
+    assert "<!--" not in readme and "(zh-the-spine)=" in readme and "](#zh-the-spine)" in readme
+    for lab in sorted(name for name in made if re.match(r"labs/\d", name)):
+        english, chinese = (json.loads(made[name])["cells"] for name in (lab, f"zh/{lab}"))
+        assert f"](zh/{lab})" in readme and f"(../zh/{lab})" in english[1]["source"]
+        assert f"(../../{lab})" in chinese[1]["source"] and chinese[0]["source"].startswith("# 实验")
+        pairs = list(zip(english, chinese, strict=True))
+        assert all(e == c for e, c in pairs if e["cell_type"] == "code")
+        written = [c["source"] for e, c in pairs if e["cell_type"] == "markdown"]
+        assert sum(bool(re.search("[一-鿿]", text)) for text in written) > 0.9 * len(written)
 
 
 def test_writing_leaves_what_is_equal_and_removes_what_is_no_page(tmp_path: Path) -> None:
