@@ -59,6 +59,7 @@ LAYOUTS = {
         ("mixtral", EP2, ALLTOALL),
         ("olmo2", TP2, {}),
         ("gpt_oss", TP2 | SP, {}),
+        ("gemma3", TP2, {}),
     ],
     4: [
         ("llama3.1", {"tensor_model_parallel_size": 4}, {}),

@@ -36,7 +36,9 @@ def test_published_runs(h, layers, heads, batch, flops, seconds, gpus, mfu):
     assert 100 * found / seconds / gpus / 1e12 / peak == pytest.approx(mfu, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["gpt2-124m", "llama3-8b", "gemma2-2b", "qwen1.5-moe-a2.7b", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name", ["gpt2-124m", "llama3-8b", "gemma2-2b", "qwen1.5-moe-a2.7b", "deepseek-v3", "gpt-oss-20b"]
+)
 def test_shapes_alone_give_the_products_that_torch_gives(name, monkeypatch):
     def products():
         kinds._PRODUCTS.clear()
