@@ -79,7 +79,9 @@ class TransformerConfig(
         "activation of the MLP; swiglu, geglu, geglu_tanh and quick_geglu are gated",
         ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu", "geglu_tanh", "quick_geglu"),
     )
-    glu_linear_offset: float = opt(MODEL, 0.0, "quick_geglu: added to the values that are gated (gpt-oss: 1)")
+    glu_linear_offset: float = opt(
+        MODEL, 0.0, "quick_geglu: added to the values that are gated (gpt-oss: 1)", least=0.0
+    )
     activation_func_clamp_value: float | None = opt(
         MODEL, None, "quick_geglu: c, gates are at most c, and values within [-c, c] (gpt-oss: 7)", above=0.0
     )

@@ -188,10 +188,11 @@ def paged_attention(
     Returns:
         [n, a, d_v].
     """
+    scores = paged.Scores(scale, window, softcap, sink)
     if kernels == "auto" and sink is None and paged.fits_flash_attn(q, key_pages, value_pages, context):
-        return paged.by_flash_attn(q, key_pages, value_pages, context, scale, window, softcap)
+        return paged.by_flash_attn(q, key_pages, value_pages, context, scores)
     attend = choose("paged_attention", kernels, q, key_pages, value_pages)
-    return attend(q, key_pages, value_pages, context, scale, window, softcap, sink)  # type: ignore[no-any-return]
+    return attend(q, key_pages, value_pages, context, scores)  # type: ignore[no-any-return]
 
 
 def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:

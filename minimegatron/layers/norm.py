@@ -52,7 +52,8 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """[..., n] -> [..., n], statistics in fp32; with a residual (the norm of x + residual, x + residual)."""
-        gamma, bias = self.weight, self.bias
+        gamma: torch.Tensor = self.weight
+        bias: torch.Tensor | None = self.bias
         if self.zero_centered:
             wide = torch.promote_types(gamma.dtype, torch.float32)
             if gamma.dtype != wide:  # 1 + gamma in 16 bits would lose what a gamma near 0 says

@@ -63,6 +63,7 @@ LAYOUTS = {
         ("nemotron_h", TP2 | SP, {}),
         ("nemotron_h", UNEVEN, {}),
         ("gpt_oss", TP2 | SP, {}),
+        ("gemma3", TP2, {}),
     ],
     4: [
         ("llama3.1", {"tensor_model_parallel_size": 4}, {}),

@@ -16,6 +16,7 @@ from minimegatron.models.decoder import GPTModel
 from tests.thorough import mostly_thorough
 
 TOKENS = 48
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 KINDS = ("sliding_attention", "full_attention")
 
 
@@ -78,7 +79,7 @@ def test_logits_are_transformers(cls, seed):
     fields = FAMILIES[cls](random.Random(f"{cls} {seed}"))
     torch.manual_seed(seed)
     config = getattr(transformers, cls)(**fields)
-    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    theirs = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     tokens = torch.randint(0, fields["vocab_size"], (2, TOKENS), generator=torch.Generator().manual_seed(seed))
     family, ours_config = config_from_huggingface(config.to_dict())
     with torch.no_grad():

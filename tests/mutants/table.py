@@ -1146,7 +1146,7 @@ MUTANTS = (
         "gates are clamped from below too", "minimegatron/kernels/plain.py", "gate.clamp(max=limit)",
         "gate.clamp(-limit, limit)", _GPT_OSS,
     ),
-    Mutant("gated values have no offset", "minimegatron/kernels/plain.py", "(up + offset)", "up", _GPT_OSS),
+    Mutant("gated values have no offset", "minimegatron/kernels/plain.py", "* (up + offset)", "* up", _GPT_OSS),
     Mutant("a gate's sigmoid is not steeper", "minimegatron/kernels/plain.py", "1.702 * gate", "gate", _GPT_OSS),
     Mutant(
         "each etp rank adds the bias of fc2", "minimegatron/layers/moe/layer.py",
@@ -1172,7 +1172,8 @@ MUTANTS = (
     ),
     Mutant(
         "the high half of a byte comes first", "minimegatron/checkpoint/mxfp4.py",
-        "(FP4[(blocks & 15).long()], FP4[(blocks >> 4).long()])", "(FP4[(blocks >> 4).long()], FP4[(blocks & 15).long()])",
+        "(FP4[(blocks & 15).long()], FP4[(blocks >> 4).long()])",
+        "(FP4[(blocks >> 4).long()], FP4[(blocks & 15).long()])",
         "tests/checkpoint/test_mxfp4.py -k numbers",
     ),
     Mutant(

@@ -189,6 +189,7 @@ def test_gpt_oss_on_four_ranks(ranks):
             gpt_oss({CP: 4, "cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": (2, 2)}),
             gpt_oss({TP: 4, SP: True, EP: 4, ETP: 1}),
             gpt_oss({}, sharding="fsdp2"),
+            gpt_oss({EP: 2}, model=SELECTIVE, sharding="optim_grads_params", overlap=True, accumulation=2),
         ],
     )
 

@@ -12,7 +12,7 @@ from tests.training.test_trainer import TINY, history_on_rank, numbers
 
 SMALL = "--num-layers 2 --num-attention-heads 4 --kv-channels 8 --ffn-hidden-size 24 --window-size 4,0"
 PRESETS = {
-    "gpt-oss-20b": f"{SMALL} --num-query-groups 2 --num-experts 4 --moe-router-topk 2 --activation-func-clamp-value 0.5",
+    "gpt-oss-20b": f"{SMALL} --num-query-groups 2 --num-experts 4 --moe-router-topk 2",
     "gemma3-4b": f"{SMALL} --num-query-groups 1 --window-attn-skip-freq 2",
 }
 STEPS = "--micro-batch-size 1 --global-batch-size 4 --lr-decay-iters 4 --train-iters 4"
