@@ -52,7 +52,7 @@ WHY = {"num_layers": "Three layers, since a fake has no use for more and two are
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Seconds that are enough for a fake."""
-    monkeypatch.setattr(TRAINING, "LEFT_SECONDS", 0.5)
+    monkeypatch.setattr(TRAINING, "LEFT_SECONDS", 3.0)
 
 
 class FakeJudge:
