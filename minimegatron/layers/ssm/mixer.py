@@ -130,14 +130,13 @@ class GatedNormFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (y, z, weight, inverse), dout = ctx.saved_tensors, grads[0]
         wide = z.to(y.dtype)
-        sigmoid = torch.sigmoid(wide)
-        gate = wide * sigmoid
-        n = (y * gate).unflatten(-1, (ctx.groups, -1)) * inverse
+        gate = F.silu(wide)
+        n = (y * gate).unflatten(-1, (ctx.groups, -1)).mul_(inverse)
         dweight = (dout * n.flatten(-2)).flatten(0, -2).sum(0).to(weight.dtype)
         g = (dout * weight).to(y.dtype).unflatten(-1, (ctx.groups, -1))
-        du = ((g - n * (g * n).mean(-1, keepdim=True)) * inverse).flatten(-2)
-        dz = du * y * sigmoid * (1 + wide - gate)
-        return du * gate, dz.to(z.dtype), dweight, None, None
+        du = (g - n * (g * n).mean(-1, keepdim=True)).mul_(inverse).flatten(-2)
+        dz = torch.ops.aten.silu_backward(du * y, wide)
+        return du.mul_(gate), dz.to(z.dtype), dweight, None, None
 
 
 class GatedNorm(nn.Module):
