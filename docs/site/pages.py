@@ -77,6 +77,9 @@ def _notebooks(root: Path, name: str) -> dict[str, str]:
     chinese = copy.deepcopy(lab)
     said = prose.pairs(lab, root / "course" / name / "zh.md")
     prose.switch(chinese, [said], said)
+    for cell in chinese["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = in_prose("".join(cell["source"]), _joined)
     return {
         f"labs/{name}.ipynb": _shown(
             lab,
@@ -132,7 +135,13 @@ def tree(names: Iterable[str]) -> str:
 def _chinese(readme: str) -> str:
     """The Chinese README: its marks as anchors, which no other page has, and the labs in Chinese."""
     readme = re.sub(r"^<!-- section (\S+) \w+ -->\n", r"(zh-\1)=\n", readme, flags=re.M)
-    return re.sub(r"\]\(labs/", "](zh/labs/", re.sub(r"\]\(#", "](#zh-", readme))
+    return in_prose(re.sub(r"\]\(labs/", "](zh/labs/", re.sub(r"\]\(#", "](#zh-", readme)), _joined)
+
+
+def _joined(text: str) -> str:
+    """Chinese without the blanks that a browser would put between its lines."""
+    written = "[\u3000-\u9fff\uff00-\uffef]"
+    return re.sub(rf"^(?!#)(.*{written})\n *(?={written})", r"\1", text, flags=re.M)
 
 
 def _labs(labs: dict[str, str], readme: str) -> str:
