@@ -21,6 +21,7 @@ from minimegatron.commands import prose
 
 _LINK = re.compile(r"(?<=\]\()([^()\s#]+)((?:#[^()\s]*)?)(?=\))")
 _FENCE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.M | re.S)
+_CHINESE = "[\u3000-\u9fff\uff00-\uffef]"  # a character, or a mark
 _LANGUAGES = {
     **{".py": "python", ".sh": "bash", ".sbatch": "bash", ".toml": "toml", ".yml": "yaml", ".cu": "cuda"},
     **{".h": "cpp", ".ipynb": "json", ".cfg": "ini"},
@@ -140,8 +141,14 @@ def _chinese(readme: str) -> str:
 
 def _joined(text: str) -> str:
     """Chinese without the blanks that a browser would put between its lines."""
-    written = "[\u3000-\u9fff\uff00-\uffef]"
-    return re.sub(rf"^(?!#)(.*{written})\n *(?={written})", r"\1", text, flags=re.M)
+    first, *rest = text.split("\n")
+    lines = [first]
+    for line in rest:
+        if re.search(f"^(?!#).*{_CHINESE}$", lines[-1]) and re.match(f" *{_CHINESE}", line):
+            lines[-1] += line.lstrip(" ")
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _labs(labs: dict[str, str], readme: str) -> str:
