@@ -307,6 +307,7 @@ def test_labs_are_there_in_chinese_with_the_same_code(made: dict[str, str | byte
         assert all(e == c for e, c in pairs if e["cell_type"] == "code")
         written = [c["source"] for e, c in pairs if e["cell_type"] == "markdown"]
         assert sum(bool(re.search("[一-鿿]", text)) for text in written) > 0.9 * len(written)
+        assert not re.search("[一-鿿。，]\n *[一-鿿]", "\n\n".join(written)), "a browser would put blanks there"
 
 
 def test_writing_leaves_what_is_equal_and_removes_what_is_no_page(tmp_path: Path) -> None:
