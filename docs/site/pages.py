@@ -135,6 +135,7 @@ def tree(names: Iterable[str]) -> str:
 
 def _chinese(readme: str) -> str:
     """The Chinese README: its marks as anchors, which no other page has, and the labs in Chinese."""
+    readme = re.sub(r'<a id="[^"]+"></a>', "", readme)  # GitHub's, beside the marks
     readme = re.sub(r"^<!-- section (\S+) \w+ -->\n", r"(zh-\1)=\n", readme, flags=re.M)
     return in_prose(re.sub(r"\]\(labs/", "](zh/labs/", re.sub(r"\]\(#", "](#zh-", readme)), _joined)
 
