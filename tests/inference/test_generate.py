@@ -37,7 +37,9 @@ def hugging_face(name):
 @pytest.mark.parametrize(
     "name",
     mostly_thorough(
-        NAMES, ["gpt2", "mistral", "gemma2", "deepseek_v3", "nemotron_h"].__contains__, ["gpt2", "mistral"].__contains__
+        NAMES,
+        ["gpt2", "mistral", "gemma2", "deepseek_v3", "gpt_oss", "nemotron_h"].__contains__,
+        ["gpt2", "mistral"].__contains__,
     ),
 )
 def test_greedy_words_are_hugging_faces(name):
@@ -60,11 +62,14 @@ LAYOUTS = {
         ("olmo2", TP2, {}),
         ("nemotron_h", TP2 | SP, {}),
         ("nemotron_h", UNEVEN, {}),
+        ("gpt_oss", TP2 | SP, {}),
+        ("gemma3", TP2, {}),
     ],
     4: [
         ("llama3.1", {"tensor_model_parallel_size": 4}, {}),
         ("qwen3_moe", UNEVEN | EP2, {}),
         ("qwen2.5", TP2 | PP2, {}),
+        ("gpt_oss", PP2 | EP2, ALLTOALL),
     ],
 }
 

@@ -90,6 +90,8 @@ class Family:
         aliases: other names of a key, which transformers accepts.
         prefix: prefix of their names, which files may leave out.
         renamed: part of a name in their model in memory -> as published.
+        stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
+            names end (`checkpoint/stacks`); {} where files have a tensor for each expert.
         tokenizer: the class with which transformers reads every folder's tokenizer, whatever the folder says.
         tensorrt_llm: what a TensorRT-LLM checkpoint states about the family beside the sizes; None if its classes do
             not compute it.
@@ -105,6 +107,7 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
     tensorrt_llm: Mapping[str, Any] | None = None
 
