@@ -406,7 +406,7 @@ def test_the_solution_gets_every_point(tmp_path):
 
 SHORT = ('"train_iters": 200', '"train_iters": 60')
 EDITS = [
-    ("run.toml", "--load {save} ", "", {"killed": "it began at step 1"}),
+    ("run.toml", "--load {save} --log-file", "--log-file", {"killed": "it began at step 1"}),
     ("run.toml", "--log-file", "--no-load-optim --log-file", {"resumed": "after the kill, step"}),
     ("run.toml", "[facts]", "[facts]", {"loss": "bits a byte of"}),
     ("run.toml", "--to hf", "--to hf --ckpt-step 10", {"export": "differ by|ended with status"}),
