@@ -117,9 +117,9 @@ def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
                 vars(self)[name] = method(self), None
             except FAULTS as error:
                 vars(self)[name] = None, error
-        value, error = vars(self)[name]
-        if error is not None:
-            raise error
+        value, raised = vars(self)[name]
+        if raised is not None:
+            raise raised
         return value  # type: ignore[no-any-return]
 
     return kept

@@ -98,6 +98,10 @@ class Program:
             return [root, *root.children(recursive=True)]
         return []
 
+    def having(self, variable: str) -> list[psutil.Process]:
+        """Those of its processes that have a variable of the environment, as ranks have RANK."""
+        return [process for process in self.processes() if _has(process, variable)]
+
     def ends(self, seconds: float) -> bool:
         """Whether the command ends in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -129,6 +133,12 @@ def left_of(processes: list[psutil.Process], seconds: float) -> list[psutil.Proc
     while (left := [p for p in processes if _runs(p)]) and time.monotonic() < until:
         time.sleep(0.05)
     return left
+
+
+def _has(process: psutil.Process, variable: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return variable in process.environ()
+    return False
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -17,11 +21,15 @@ import pytest
 import torch
 
 from labkit import acceptance
+from labkit.ranks.pool import shared_pool
+from minimegatron.commands import convert
 from minimegatron.config import TransformerConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.errors import ConfigError
+from minimegatron.training.arguments import parse_args
+from minimegatron.training.build import build_trainer
 from tests.course import fake_training as fake
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPSTONE = importlib.import_module("course.capstones.01_train_and_resume").CAPSTONE
@@ -44,7 +52,7 @@ WHY = {"num_layers": "Three layers, since a fake has no use for more and two are
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Seconds that are enough for a fake."""
-    monkeypatch.setattr(TRAINING, "LEFT_SECONDS", 0.5)
+    monkeypatch.setattr(TRAINING, "LEFT_SECONDS", 3.0)
 
 
 class FakeJudge:
@@ -232,6 +240,52 @@ def test_fields_are_found_in_flags_in_a_file_and_in_the_log(tmp_path):
         TRAINING.named_in("train --config none.json", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "old, new, told",
+    [
+        (
+            '"losses": {"lm loss":',
+            '"losses": {"loss":',
+            "step 1 in the log has losses.lm loss None, where",
+        ),
+        ('"grad_norm": ', '"grad_norms": ', "has grad_norm None"),
+        ('"world_size": 2', '"world_size": 0', "machine.world_size 0"),
+        ('"hidden_size": ', '"width": ', "has no model.hidden_size"),
+        ('"event": "config"', '"event": "configuration"', "it has logged no step: the last word"),
+    ],
+)
+def test_a_log_that_is_none_is_told(tmp_path, old, new, told):
+    config = json.loads((hand_in(tmp_path) / "train.json").read_text())
+    step = {"event": "train", "iteration": 1, "losses": {"lm loss": 5.0}, "grad_norm": 1.0, "learning_rate": 0.1}
+    step |= {"global_batch_size": 4, "memory_by_owner": {"all": 1}}
+    log = tmp_path / "log"
+    program = SimpleNamespace(last_words=lambda: "the last word")
+    log.write_text(f"{json.dumps(config)}\n{json.dumps(step)}\n" + '{"event": "train", "itera')
+    assert TRAINING.Attempt(program, log, 0).run().last == 1, "a line that is cut off is left out"
+    log.write_text(log.read_text().replace(old, new))
+    with pytest.raises(acceptance.Missed, match=re.escape(told)):
+        TRAINING.Attempt(program, log, 0).run()
+
+
+def test_an_attempt_that_begins_a_log_of_its_own_is_read_from_its_beginning(tmp_path):
+    config, log = (hand_in(tmp_path) / "train.json").read_text(), tmp_path / "log"
+    step = {"event": "train", "iteration": 7, "losses": {"lm loss": 5.0}, "grad_norm": 1.0, "learning_rate": 0.1}
+    log.write_text(f"{config}\n{json.dumps(step | {'global_batch_size': 4, 'memory_by_owner': {'all': 1}})}\n")
+    training = TRAINING.Attempt(SimpleNamespace(), log, 1, log.stat().st_ino)
+    assert training.runs() == []
+    log.rename(tmp_path / "log.1")
+    log.write_text((tmp_path / "log.1").read_text())
+    assert training.run().first == 7
+
+
+def test_what_is_kept_is_not_gone_on_from(tmp_path):
+    hand_in(tmp_path)
+    (tmp_path / "kept" / tmp_path.name).mkdir(parents=True)
+    (tmp_path / "kept" / tmp_path.name / "log").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        acceptance.main([str(tmp_path), "--capstone", "01", "--keep", str(tmp_path / "kept")])
+
+
 # ------------------------------------------------------------------------------------------------------ the oracle
 
 
@@ -274,6 +328,14 @@ def test_the_loss_of_a_step_says_which_samples_it_has_read(read, told):
     assert not told or "samples 12 to 15 have the loss" in found
 
 
+def test_a_model_that_does_not_load_or_compute_is_told(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "none"}')
+    with pytest.raises(acceptance.Missed, match="transformers does not load the exported folder"):
+        ORACLE.exported(tmp_path)
+    with pytest.raises(acceptance.Missed, match="does not compute: IndexError"):
+        ORACLE.logits_of(Counting(), torch.tensor([[99]]))
+
+
 def test_every_token_of_a_held_out_text_is_predicted_once():
     tokenizer = SimpleNamespace(eod=0, tokenize=lambda text: [ord(letter) % 16 for letter in text])
     texts = ["abcdefghijk", "x", "naïve " * 9]
@@ -281,3 +343,89 @@ def test_every_token_of_a_held_out_text_is_predicted_once():
         lambda input_ids: SimpleNamespace(logits=torch.zeros(*input_ids.shape, 16)), tokenizer, texts, 4
     )
     assert bits == pytest.approx(4 * sum(map(len, texts)) / sum(len(text.encode()) for text in texts))
+
+
+def save_three_steps(rank, world, folder):
+    """A rank trains a tiny Llama, and saves after each step."""
+    line = (
+        "--mock-data --vocab-size 96 --num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 24 --swiglu"
+    )
+    line += " --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --hidden-dropout 0 --lr 1e-2"
+    line += " --attention-dropout 0 --micro-batch-size 2 --global-batch-size 4 --train-iters 3 --save-interval 1"
+    run = parse_args([*line.split(), "--save", f"{folder}/save", "--log-file", f"{folder}/log.jsonl"], world_size=world)
+    trainer = build_trainer(run, quiet=False)
+    trainer.train()
+    trainer.close()
+
+
+@SLOW
+def test_the_oracle_knows_the_next_loss_of_a_real_training_and_its_export(tmp_path):
+    shared_pool(2).run(save_three_steps, str(tmp_path))
+    (run,) = TRAINING.read_log(tmp_path / "log.jsonl")
+    for step in (2, 3):
+        convert.main(
+            ["--load", f"{tmp_path}/save", "--save", f"{tmp_path}/{step}", "--to", "hf", "--ckpt-step", str(step)]
+        )
+    second, third = (ORACLE.exported(tmp_path / str(step)) for step in (2, 3))
+    samples = ORACLE.samples_of(run.config, 12)
+    assert ORACLE.read_after(second, samples, 2, 4, run.loss(3), 1e-3) == ""
+    assert "other samples, or other weights" in ORACLE.read_after(third, samples, 2, 4, run.loss(3), 1e-3)
+    tokens = samples.batch(range(2))["tokens"]
+    assert "agree" in ORACLE.check_export(tmp_path / "save", third, tokens)
+    with pytest.raises(acceptance.Missed, match="of the newest checkpoint differ"):
+        ORACLE.check_export(tmp_path / "save", second, tokens)
+    assert ORACLE.same_weights(tmp_path / "save", tmp_path / "save") == ""
+    shutil.rmtree(shutil.copytree(tmp_path / "save", tmp_path / "older") / "iter_0000003")
+    assert ORACLE.same_weights(tmp_path / "save", tmp_path / "older") != ""
+
+
+# ---------------------------------------------------------------------------------------------- with a real training
+
+
+def real(folder: Path, edits: dict[str, tuple[str, str]], *options: str) -> dict[str, dict]:
+    """Grade a copy of the solution in which texts are replaced, {file: (old, new)}; results by name."""
+    shutil.copytree(SOLUTION, folder / "mine")
+    for name, (old, new) in edits.items():
+        text = (folder / "mine" / name).read_text()
+        assert old in text, old
+        (folder / "mine" / name).write_text(text.replace(old, new))
+    line = [sys.executable, "-m", "minimegatron", "grade", "mine", "--capstone", "01", "--json", "marks.json", *options]
+    done = subprocess.run(line, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                          capture_output=True, text=True, timeout=1500)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (results,) = json.loads((folder / "marks.json").read_text())["learners"].values()
+    return {result["name"]: result for result in results}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_the_solution_gets_every_point(tmp_path):
+    results = real(tmp_path, {})
+    assert len(results) == 8 and not [result["told"] for result in results.values() if not result["met"]]
+
+
+SHORT = ('"train_iters": 200', '"train_iters": 60')
+EDITS = [
+    ("run.toml", "--load {save} ", "", {"killed": "it began at step 1"}),
+    ("run.toml", "--log-file", "--no-load-optim --log-file", {"resumed": "after the kill, step"}),
+    ("run.toml", "[facts]", "[facts]", {"loss": "bits a byte of"}),
+    ("run.toml", "--to hf", "--to hf --ckpt-step 10", {"export": "differ by|ended with status"}),
+    ("run.json", '"duplicated"', '"blockwise"', {"elsewhere": "tensor 2: step"}),
+    ("run.json", '"num_layers": 4', '"num_layers": 4, "hidden_dropout": 0.1', {"order": "hidden_dropout is 0.1"}),
+    ("run.json", '"hidden_size": 128', '"hidden_size": 256', {"loss": "where 0 to 2 million are allowed"}),
+    ("run.json", '"save_interval": 10', '"save_interval": 50', {"killed": "it began at step 1"}),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file, old, new, told", EDITS, ids=[next(iter(told.values())) for *_, told in EDITS])
+def test_a_real_training_that_loses(tmp_path, file, old, new, told):
+    """The solution with a line changed, and fewer steps."""
+    edits = {"run.json": SHORT, file: (old, new)}
+    if file == "run.json":
+        text = (SOLUTION / file).read_text()
+        edits = {file: (text, text.replace(*SHORT).replace(old, new))}
+    results = real(tmp_path, edits, "--only", ",".join(told))
+    for name, words in told.items():
+        assert not results[name]["met"] and re.search(words, results[name]["told"]), results[name]["told"]

@@ -98,7 +98,8 @@ def test_a_program_is_ended_with_all_that_it_has_started(tmp_path):
         assert program.alive
     below = program.processes()
     assert not program.ends(0.05) and program.status is None
-    program.end()
+    assert program.having("PATH") and not program.having("NO_SUCH_VARIABLE")
+    program.end(0.2)
     assert not program.alive and not left_of(below, 5.0) and program.last_words() == "begun"
 
 

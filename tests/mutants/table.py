@@ -367,11 +367,17 @@ MUTANTS = (
     # -------------------------------------------------------------------------------------- messages in memory
     Mutant(
         "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/gloo.py",
-        "            _add_up([own, *(message.view(own) for message in messages)], output)\n"
+        "            _add_up([own, *(message.view(own) for message in messages)], output, accumulate)\n"
         "            _close(messages)\n",
         "            views = [message.view(own) for message in messages]\n            _close(messages)\n"
-        "            _add_up([own, *views], output)\n",
+        "            _add_up([own, *views], output, accumulate)\n",
         _LET_GO,
+    ),
+    Mutant(
+        "a shard changes while others read it", "minimegatron/comm/shared_memory.py",
+        "    while not slot.free():\n", "    while False:\n",
+        "tests/comm/test_shared_memory.py::test_a_tensor_that_is_sent_again_and_again_is_not_copied_and_changes_when_all"
+        "_have_read_it",
     ),
     Mutant(
         "terms of an all-reduce are let go of before they are added", "minimegatron/comm/gloo.py",

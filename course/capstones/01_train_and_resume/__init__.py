@@ -34,6 +34,7 @@ def run(folder: Path, options: argparse.Namespace, random: Random, tell: Tell) -
     """Grade one training.
 
     Raises:
+        ConfigError: `--keep` has files of this learner already, from which a run would go on.
         Missed: `run.toml` is none.
     """
     try:
@@ -43,6 +44,8 @@ def run(folder: Path, options: argparse.Namespace, random: Random, tell: Tell) -
     with tempfile.TemporaryDirectory(prefix="minimegatron-capstone-") as scratch:
         home = options.keep / folder.resolve().name if options.keep else Path(scratch)
         home.mkdir(parents=True, exist_ok=True)
+        if any(home.iterdir()):
+            raise ConfigError(f"{home} is not empty", fix="--keep with a folder that is not there yet")
         session = Session(folder, plan, random, home.resolve(), SIZES[options.size])
         for criterion in options.criteria:
             tell(CRITERIA.result(criterion, session))

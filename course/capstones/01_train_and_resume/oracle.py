@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 
-from labkit.acceptance import require
+from labkit.acceptance import Missed, require
 from minimegatron.checkpoint.conversion import open_model
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
@@ -34,7 +35,7 @@ from minimegatron.models.chunks import count_parameters
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.datasets import load_data
 
-VOCABULARY, HELD_OUT = 1024, 0.05  # tokens; of the documents
+VOCABULARY, HELD_OUT = 1024, 0.1  # tokens; of the documents
 BATCH = 32  # windows at once
 LOGITS = 1e-3  # between transformers' and ours, in fp32, over the largest
 
@@ -71,14 +72,32 @@ def parameters(config: TransformerConfig) -> int:
 def exported(folder: Path) -> Any:
     """transformers' model of a folder, in fp32."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    except Exception as error:  # whatever transformers may raise at a folder
+        raise Missed(f"transformers does not load the exported folder: {type(error).__name__}: {error}") from error
+
+
+def logits_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """[b, s, V] of an exported model.
+
+    Raises:
+        Missed: it does not compute them.
+    """
+    try:
+        logits: torch.Tensor = model(input_ids=tokens).logits
+    except Exception as error:  # a vocabulary that is too small, positions that are too few
+        raise Missed(f"the exported model does not compute: {type(error).__name__}: {error}") from error
+    return logits
 
 
 @torch.no_grad()
 def loss_of(model: Any, batch: Mapping[str, torch.Tensor]) -> float:
     """The mean loss of the tokens of a batch that count, as `training/step` means it."""
-    logits = torch.cat([model(input_ids=tokens).logits for tokens in batch["tokens"].split(BATCH)])
+    logits = torch.cat([logits_of(model, tokens) for tokens in batch["tokens"].split(BATCH)])
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
     mask = batch["loss_mask"].flatten().double()
     return float((losses.double() * mask).sum() / mask.sum())
@@ -93,9 +112,10 @@ def samples_of(config: Mapping[str, Any], samples: int) -> Any:
     """
     sections = {name: value for name, value in config.items() if name not in ("event", "machine")}
     sections = {**sections, "checkpoint": {}}
-    path = Path(config["data"]["data_path"][0]).with_name("config.json")
-    path.write_text(json.dumps(sections))
-    run = parse_args(["--config", str(path)], world_size=config["machine"]["world_size"])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "config.json")
+        path.write_text(json.dumps(sections))
+        run = parse_args(["--config", str(path)], world_size=config["machine"]["world_size"])
     joint = samples if run.data.sample_order == "megatron" else None
     data = load_data(run, Mesh.serial(), (samples, 0, 0), (joint, None, None), quiet=True)
     assert data.train is not None
@@ -139,15 +159,15 @@ def bits_per_byte(model: Any, tokenizer: Any, texts: Sequence[str], length: int)
 def _windows(tokenizer: Any, texts: Sequence[str], length: int) -> Iterator[dict[str, torch.Tensor]]:
     rows = []
     for text in texts:
-        ids = [tokenizer.eod, *tokenizer.tokenize(text)]
-        rows += [ids[i : i + length + 1] for i in range(0, len(ids) - 1, length)]
-    for i in range(0, len(rows), BATCH):
-        wide = max(map(len, rows[i : i + BATCH]))
-        ids = torch.zeros(len(rows[i : i + BATCH]), wide, dtype=torch.long)
-        mask = torch.zeros(ids.shape[0], wide - 1)
-        for k, row in enumerate(rows[i : i + BATCH]):
-            ids[k, : len(row)] = torch.tensor(row)
-            mask[k, : len(row) - 1] = 1
+        read = [tokenizer.eod, *tokenizer.tokenize(text)]
+        rows += [read[i : i + length + 1] for i in range(0, len(read) - 1, length)]
+    for first in range(0, len(rows), BATCH):
+        some = rows[first : first + BATCH]
+        ids = torch.zeros(len(some), max(map(len, some)), dtype=torch.long)
+        mask = torch.zeros(ids.shape[0], ids.shape[1] - 1)
+        for row, padded, counts in zip(some, ids, mask, strict=True):
+            padded[: len(row)] = torch.tensor(row)
+            counts[: len(row) - 1] = 1
         yield {"tokens": ids[:, :-1], "labels": ids[:, 1:], "loss_mask": mask}
 
 
@@ -166,7 +186,7 @@ def check_export(save: Path, model: Any, tokens: torch.Tensor) -> str:
     """
     ours = load(open_model(save), Mesh.serial(), "fp32")
     logits = ours(tokens).transpose(0, 1)[..., : model.config.vocab_size].float()
-    theirs = model(input_ids=tokens).logits
+    theirs = logits_of(model, tokens)
     require(theirs.shape == logits.shape, f"the exported model has logits {list(theirs.shape)}, the checkpoint "
             f"{list(logits.shape)}")  # fmt: skip
     gap = float((theirs - logits).abs().max() / logits.abs().max())

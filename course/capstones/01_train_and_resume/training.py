@@ -46,7 +46,8 @@ GIVEN = {
     "log_file",
 }
 GIVEN |= {"tensorboard_dir", "data_cache_path", "vocab_size", "train_samples"}
-STEP_SECONDS, LOG_SECONDS, LEFT_SECONDS = 600.0, 0.02, 15.0  # until the next step; between looks; after the end
+STEP_SECONDS, LOG_SECONDS = 600.0, 0.02  # until the next step; between looks at the log
+END_SECONDS, LEFT_SECONDS = 60.0, 15.0  # of a command after a kill; of processes after their command
 EXACT = {"losses": "loss", "grad_norm": "gradient norm", "learning_rate": "learning rate"}  # to the last bit
 TAIL = 1 << 16  # bytes of a log, in which its last step is
 
@@ -135,12 +136,10 @@ class Run:
             for field in dataclasses.fields(cls):
                 value = self.config[section][field.name]
                 value = tuple(value) if isinstance(value, list) else value
-                if field.default is not None and value not in (
-                    field.default,
-                    DEFAULTS.get(section, {}).get(field.name),
-                ):
+                defaults = (field.default, DEFAULTS.get(section, {}).get(field.name))
+                if field.default is not None and value not in defaults:
                     found.add(field.name)
-        return found - GIVEN
+        return found - GIVEN - {"max_position_embeddings"}  # which a run makes as long as its samples
 
 
 def read_log(path: Path) -> list[Run]:
@@ -159,6 +158,32 @@ def read_log(path: Path) -> list[Run]:
         elif record.get("event") == "train" and found:
             steps[int(record["iteration"])] = record
     return found
+
+
+def check_log(run: Run) -> None:
+    """Hold a log against what is read of it.
+
+    Raises:
+        Missed: something is missing in it.
+    """
+    for section, cls in SECTIONS.items():
+        of = run.config.get(section)
+        absent = [f.name for f in dataclasses.fields(cls) if not isinstance(of, dict) or f.name not in of]
+        require(not absent, f"the configuration in the log has no {section}.{absent[0]}" if absent else "")
+    machine = run.config.get("machine")
+    ranks = machine.get("world_size") if isinstance(machine, dict) else None
+    require(isinstance(ranks, int) and ranks > 0, f"the configuration in the log has machine.world_size {ranks!r}")
+    for step, record in run.steps.items():
+        losses, owners = record.get("losses"), record.get("memory_by_owner")
+        seen = {
+            "losses.lm loss": losses.get("lm loss") if isinstance(losses, dict) else None,
+            "grad_norm": record.get("grad_norm"),
+            "learning_rate": record.get("learning_rate"),
+            "global_batch_size": record.get("global_batch_size"),
+            "memory_by_owner": sum(owners.values()) if isinstance(owners, dict) else None,
+        }
+        wrong = [f"{name} {value!r}" for name, value in seen.items() if type(value) not in (int, float)]
+        require(not wrong, f"step {step} in the log has {', '.join(wrong)}, where a number belongs")
 
 
 def last_step(path: Path) -> int:
@@ -200,27 +225,33 @@ class Attempt:
         program: its processes.
         log: what it writes.
         before: attempts that the log had already.
+        file: its inode then: a run that does not go on begins a log of its own, and renames the one that is there.
     """
 
     program: Program
     log: Path
     before: int
+    file: int = 0
+
+    def runs(self) -> list[Run]:
+        """The attempts that this one has logged: one, or none yet."""
+        return read_log(self.log)[self.before if _inode(self.log) == self.file else 0 :]
 
     def run(self) -> Run:
         """What it has logged.
 
         Raises:
-            Missed: nothing.
+            Missed: nothing, or something else than a log.
         """
-        runs = read_log(self.log)[self.before :]
+        runs = self.runs()
         if not runs or not runs[-1].steps:
             raise Missed(f"it has logged no step: {self.program.last_words()}")
+        check_log(runs[-1])
         return runs[-1]
 
     def ranks(self) -> list[psutil.Process]:
         """Its ranks, or the command itself."""
-        below = self.program.processes()
-        return [process for process in below if _has_rank(process)] or below[:1]
+        return self.program.having("RANK") or self.program.processes()[:1]
 
     def until(self, step: int, seconds: float = STEP_SECONDS) -> bool:
         """Wait until a step is taken; False if the command has ended before.
@@ -232,7 +263,7 @@ class Attempt:
         while self.program.alive:
             if (now := last_step(self.log)) != last:
                 last, since = now, time.monotonic()
-            if last >= step and len(read_log(self.log)) > self.before:  # an earlier attempt may have been there before
+            if last >= step and self.runs():  # an earlier attempt may have been there before
                 return True
             require(time.monotonic() - since < seconds, f"no step for {seconds:.0f} s after step {last}")
             time.sleep(LOG_SECONDS)
@@ -248,8 +279,8 @@ class Attempt:
         victim = random.choice(ranks)
         kill([victim])
         began = time.monotonic()
-        if not self.program.ends(LEFT_SECONDS * 4):
-            raise Missed(f"{LEFT_SECONDS * 4:.0f} s after the SIGKILL of a rank the command has not ended")
+        if not self.program.ends(END_SECONDS):
+            raise Missed(f"{END_SECONDS:.0f} s after the SIGKILL of a rank the command has not ended")
         took = time.monotonic() - began
         require(self.program.status != 0, "a rank was killed, and the command's exit status is 0")
         left = left_of(below, LEFT_SECONDS)
@@ -257,20 +288,18 @@ class Attempt:
         return f"1 of {len(ranks)} ranks was killed; the command ended with {self.program.status} after {took:.1f} s"
 
 
-def _has_rank(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "RANK" in process.environ()
-    return False
+def _inode(path: Path) -> int:
+    return path.stat().st_ino if path.is_file() else 0
 
 
 @contextlib.contextmanager
 def attempt(command: str, folder: Path, words: Mapping[str, object], output: Path) -> Iterator[Attempt]:
     """A training that ends with the block."""
     log = Path(str(words["log"]))
-    before = len(read_log(log))
+    before, file = len(read_log(log)), _inode(log)
     program = Program(command, folder, words, output)
     try:
-        yield Attempt(program, log, before)
+        yield Attempt(program, log, before, file)
     finally:
         program.end()
 
