@@ -348,8 +348,10 @@ def share(folder: str) -> None:
 
 @functools.cache
 def share_once() -> None:
-    """`share`, in a folder of its own, unless this process's trunk is a shared one: for a capstone, whose code runs with
-    this user's rights and starts ranks itself."""
+    """`share`, in a folder of its own, unless this process's trunk is shared already.
+
+    For a capstone, whose code has this user's rights and starts ranks itself.
+    """
     if not os.environ.get(SHARED):
         folder = tempfile.mkdtemp(prefix="mm-")
         share(folder)
