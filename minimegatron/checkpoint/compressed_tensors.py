@@ -40,6 +40,7 @@ PACKED, FLOAT = "pack-quantized", "float-quantized"
 _WEIGHT, _WORDS, _SCALE, _SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
 _KEPT = ("embedding.", "output_layer.")
 _KEPT_OF_LAYERS = ("router.", "gate_weight")
+_NOT_LINEAR = ("norm.", "conv1d.")
 # Of `quantization_config` and of its groups: what changes the weights' meaning and may have this value only.
 _ONLY: dict[str, Any] = {"kv_cache_scheme": None, "sparsity_config": {}, "transform_config": {}}
 _ONLY_OF_WEIGHTS: dict[str, Any] = {"symmetric": True, "dynamic": False, "actorder": None, "block_structure": None}
@@ -64,7 +65,7 @@ def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], li
             raise ConfigError(
                 f"the layers of {family} are Conv1D, and {METHOD} quantises Linear", fix="a model of another family"
             )
-        if match.ours.startswith(_KEPT) or "norm." in match.ours:
+        if match.ours.startswith(_KEPT) or any(part in match.ours for part in _NOT_LINEAR):
             continue
         if any(part in match.ours for part in _KEPT_OF_LAYERS):
             kept.update(name.removesuffix(_WEIGHT) for name in match.theirs)

@@ -191,7 +191,7 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> Source:
     return Stacked(view, FAMILIES[family].stacks) if FAMILIES[family].stacks else view
 
 
-_STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
+_STACK = re.compile(r"model\.layers\.(\d+)\.(?:mlp|mixer)\.experts\.(gate_up_proj|up_proj|down_proj)")
 
 
 def _as_published(state: Mapping[str, torch.Tensor], family: Family) -> dict[str, torch.Tensor]:
@@ -200,18 +200,19 @@ def _as_published(state: Mapping[str, torch.Tensor], family: Family) -> dict[str
     | published                                               | in transformers 5 while a model is in memory |
     |---------------------------------------------------------|----------------------------------------------|
     | a gate, an up and a down projection of every expert     | `mlp.experts.gate_up_proj`, `down_proj`      |
+    | an up and a down projection of every expert             | `mixer.experts.up_proj`, `down_proj`         |
     """
     rows = () if family.stacks else family.tensors  # their stacks are published
-    matrices = {len(row.theirs): row.theirs for row in rows if "{e}" in row.theirs[0]}
+    stacks = [row.theirs for row in rows if "{e}" in row.theirs[0]]  # fc1, fc2
     found: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
-        stack = _STACK.fullmatch(name) if matrices else None
+        stack = _STACK.fullmatch(name) if stacks else None
         if stack is None:
             for there, published in family.renamed.items():
                 name = name.replace(there, published)
             found[name] = tensor
             continue
-        theirs = matrices[1 if stack[2] == "down_proj" else 2]
+        theirs = stacks[stack[2] == "down_proj"]
         for e, matrix in enumerate(tensor):
             for one, part in zip(theirs, matrix.chunk(len(theirs)), strict=True):
                 found[one.replace("{}", stack[1]).replace("{e}", str(e))] = part

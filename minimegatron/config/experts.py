@@ -83,8 +83,11 @@ class ExpertFields(Config):
     def expert_layers(self) -> tuple[bool, ...]:
         """For every layer of the model whether it has experts."""
         layers: int = self.num_layers  # type: ignore[attr-defined]
+        pattern: str | None = self.hybrid_override_pattern  # type: ignore[attr-defined]
         if self.num_experts is None:
             return (False,) * layers
+        if pattern is not None:
+            return tuple(symbol == "E" for symbol in pattern)
         return layer_pattern(self.moe_layer_freq, layers)
 
     @property

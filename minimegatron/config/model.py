@@ -1,7 +1,7 @@
 """The model: sizes, layers, positions, initial weights, and which activations are recomputed.
 
-Nothing here says on how many ranks it runs. Fields that only some models have (experts, multi-latent attention,
-multi-token prediction, FP8) are inherited from `experts.py` and `variants.py`.
+Nothing here says on how many ranks it runs. Fields that only some models have (experts, hybrid layers, multi-latent
+attention, multi-token prediction, FP8) are inherited from `experts.py`, `hybrid.py` and `variants.py`.
 
 | left out           | becomes                                                                  |
 |--------------------|--------------------------------------------------------------------------|
@@ -18,7 +18,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from minimegatron.config import experts, variants
+from minimegatron.config import experts, hybrid, variants
 from minimegatron.config.fields import BEGUN, HOW, MODEL, RUN, TRAINED, Config, divides, free, opt
 from minimegatron.errors import require
 
@@ -29,7 +29,14 @@ OF_BASE = free("where the packed weights lie: their contents are compared")
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.DepthFields, variants.Fp8Fields, Config):
+class TransformerConfig(
+    experts.ExpertFields,
+    hybrid.HybridFields,
+    variants.LatentFields,
+    variants.DepthFields,
+    variants.Fp8Fields,
+    Config,
+):
     """A decoder-only transformer.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
@@ -202,7 +209,10 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
     def _check(self) -> None:
         if self.multi_latent_attention:  # a head of keys has channels without and with position
             self._derive(kv_channels=self.qk_head_dim + self.qk_pos_emb_head_dim)
-        if self.kv_channels is None:
+        not_hybrid = {"moe_layer_freq": "1", "mtp_num_layers": None, "transformer_impl": "local"}
+        given = {name: getattr(self, name) for name, value in not_hybrid.items() if getattr(self, name) != value}
+        self._check_hybrid(self.num_layers, self.hidden_size, given)
+        if self.kv_channels is None and self.has("self_attention"):
             divides(self.num_attention_heads, self.hidden_size, "num_attention_heads", "hidden_size")
         gated = self.gated_linear_unit
         self._derive(

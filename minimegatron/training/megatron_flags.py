@@ -106,6 +106,7 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--empty-unused-memory-level": (("0",), "the allocator keeps its memory"),
     "--flight-recorder-dump-on-timeout": ((), "a rank that runs out of time dumps what it remembers"),
     "--flight-recorder-include-stack-trace": ((), "dumps have stacks"),
+    "--is-hybrid-model": ((), "--hybrid-override-pattern says so"),
     "--local-rank": (None, "torchrun says it in the environment"),
 }
 
@@ -114,7 +115,7 @@ UNSUPPORTED = """
     load-main-params-from-ckpt load-model-opt-format *-persistent-* async-strategy async-ckpt-* dist-ckpt-* ckpt-*
     pretrained-checkpoint use-mp-args-* *-tokenizer-model-from-checkpoint-args override-ckpt-iteration most-recent-k
     replication* strict-fsdp-* moe-* enable-gpt-oss cache-mla-latents mla-* yarn-* no-yarn-*
-    rotary-seq-len-interpolation-factor no-rope-freq mtp-* mamba-* hybrid-* is-hybrid-model linear-attention-*
+    rotary-seq-len-interpolation-factor no-rope-freq mtp-* mamba-* hybrid-* linear-attention-*
     linear-conv-* encoder-* decoder-seq-length bert-* mask-prob short-seq-prob vocab-extra-ids relative-* img-*
     patch-dim num-channels num-classes vision-* dino-* swin-* freeze-LM freeze-ViT disable-vision-* classes-*
     retro-* ict-* biencoder-* indexer-* embedding-path evidence-data-path titles-data-path retriever-*

@@ -56,6 +56,12 @@ _PAGES, _SCHEDULER = "minimegatron/inference/block_manager.py", "minimegatron/in
 _CANARIES = "tests/inference/test_scheduler.py -k shared"
 _PROPOSALS = "tests/inference/test_speculative.py -k pass_over_all"
 _GRAMMAR = "tests/inference/test_grammar.py -k brute_force"
+_SCAN, _MIXER, _PIECES = (f"minimegatron/layers/ssm/{name}.py" for name in ("scan", "mixer", "pieces"))
+_OF_MIXER, _CHUNKS = "tests/layers/ssm/test_mixer.py", "tests/layers/ssm/test_scan.py -k recurrence"
+_PACKED = f"{_OF_MIXER} -k packed"
+_OF_HF = "tests/models/test_huggingface.py::test_logits[nemotron_h-1]"
+_HYBRID_TP, _HYBRID_CP, _HYBRID_A2A = (f"tests/parallel/test_hybrid_twin.py::test_two_ranks[{i}]" for i in (1, 4, 5))
+_STATES = "tests/inference/test_pages.py -k nemotron_h"
 _SINKS, _GPT_OSS_TWIN = "tests/layers/attention/test_sinks.py", "tests/parallel/test_expert_twin.py -k gpt_oss_on_two"
 _GPT_OSS, _GEMMA3 = (f"tests/models/test_huggingface.py -k logits[{name}-1]" for name in ("gpt_oss", "gemma3"))
 _GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
@@ -291,8 +297,8 @@ MUTANTS = (
     ),
     Mutant(
         "all parameters start alike", "minimegatron/layers/logical.py",
-        "return layout.take(_padded(one_stream(name, seed, shape) * layout.init.std, layout))",
-        'return layout.take(_padded(one_stream("", seed, shape) * layout.init.std, layout))',
+        "_made(one_stream(name, seed, shape) * layout.init.std, layout)",
+        '_made(one_stream("", seed, shape) * layout.init.std, layout)',
         "tests/layers/test_param.py",
     ),
     Mutant(
@@ -987,6 +993,124 @@ MUTANTS = (
     Mutant(
         "a page of the web reads the runs of this machine", "minimegatron/watch/server.py",
         "not in HOSTS and host not in HOSTS", "== host == HOSTS", "tests/watch/test_server.py -k reads_only",
+    ),
+    # ------------------------------------------------------------------------------------------- Mamba-2, hybrids
+    Mutant(
+        "a chunk that is not full is filled with copies of its last step", _SCAN,
+        "t = F.pad(t, (0, 0) * (t.dim() - 1) + (0, -s % length))",
+        "t = torch.cat([t, t[-1:].expand(-s % length, *t.shape[1:])])", _CHUNKS,
+    ),
+    Mutant(
+        "a chunk reads the state after it", _SCAN,
+        "found.append(h[:-1])", "found.append(h[1:])", _CHUNKS,
+    ),
+    Mutant(
+        "a state passes the border of documents", _SCAN,
+        "            keep = keep & (of[:, None] == of)[..., None]\n", "", _CHUNKS,
+    ),
+    Mutant(
+        "a state of an earlier document is read", _SCAN, "self._reads = _exp(a, from_start)",
+        "self._reads = _exp(a, None)", _CHUNKS,
+    ),
+    Mutant(
+        "what an earlier document left in a chunk is kept", _SCAN, "_exp(a[..., -1:] - a, to_end)",
+        "_exp(a[..., -1:] - a, None)", _CHUNKS,
+    ),
+    Mutant(
+        "decays of later tokens are computed and then dropped", _SCAN, "log.masked_fill(~keep, -torch.inf)).exp()",
+        "log).exp() * (1.0 if keep is None else keep)", "tests/layers/ssm/test_scan.py -k overflow",
+    ),
+    Mutant(
+        "a tap sees the document before", _MIXER, "rows[i : i + n] * same.t()[..., None]", "rows[i : i + n]", _PACKED,
+    ),
+    Mutant(
+        "a document id that comes again goes on", _MIXER, "(document_ids.diff(dim=1) != 0).cumsum(1)",
+        "(document_ids - document_ids[:, :1])[:, 1:]", _PACKED,
+    ),
+    Mutant(
+        "time steps are added in the model's dtype", _MIXER, "F.softplus(dt.to(wide) + self.dt_bias.to(wide))",
+        "F.softplus(dt + self.dt_bias)", f"{_OF_MIXER} -k fp32",
+    ),
+    Mutant(
+        "A is computed in the model's dtype", _MIXER,
+        "-self.A_log.to(torch.promote_types(self.A_log.dtype, torch.float32)).exp()", "-self.A_log.exp()",
+        f"{_OF_MIXER} -k fp32",
+    ),
+    Mutant(
+        "all heads skip by the first one's D", _MIXER, "self.D.to(y.dtype)[:, None]", "self.D.to(y.dtype)[:1, None]",
+        _OF_HF,
+    ),
+    Mutant(
+        "the gate is put on after the norm", _MIXER,
+        "        u = (y * F.silu(z.to(y.dtype))).unflatten(-1, (groups, -1))\n",
+        "        u, weight = y.unflatten(-1, (groups, -1)), weight * F.silu(z)\n", _OF_HF,
+    ),
+    Mutant(
+        "the gradient of a gated norm leaves out that of its mean", _MIXER, "g - n * (g * n).mean(-1, keepdim=True)",
+        "g", "tests/models/test_huggingface.py -k gradients",
+    ),
+    Mutant(
+        "no time step is limited", _MIXER, "return dt if low == 0.0 and high is None else dt.clamp(low, high)",
+        "return dt", _OF_HF,
+    ),
+    Mutant(
+        "the gated norm takes a rank's groups for the model's", _MIXER,
+        "config.layernorm_epsilon, config.mamba_num_groups // tp.size",
+        "config.layernorm_epsilon, config.mamba_num_groups", _HYBRID_TP,
+    ),
+    Mutant(
+        "the projection of Mamba is cut as one block", _MIXER, "tp, init=std, blocks=blocks, **how)",
+        "tp, init=std, **how)", _HYBRID_TP,
+    ),
+    Mutant(
+        "the channels of B and C are cut with those of x", _MIXER, "blocks[1:4], config",
+        "(sum(blocks[1:4]),), config", _HYBRID_TP,
+    ),
+    Mutant(
+        "a chunk of a prompt forgets the tokens before it", _MIXER, "self.conv1d(xbc, tail.transpose(0, 1))",
+        "self.conv1d(xbc, 0 * tail.transpose(0, 1))", _STATES,
+    ),
+    Mutant(
+        "the convolution keeps what padding is there", _MIXER, "[:, None] + new  #", "[:, None] + len(xbc)  #",
+        _STATES,
+    ),
+    Mutant(
+        "padding fades the state of a sequence", _MIXER, "self._dt(dt).masked_fill(padding[..., None], 0.0)",
+        "self._dt(dt)", _STATES,
+    ),
+    Mutant(
+        "a state begins with what lay in its slot", "minimegatron/layers/inference_context.py",
+        "begins = self.context.kept == 0", "begins = self.context.kept < 0", _STATES,
+    ),
+    Mutant(
+        "a prefix is reused without its state", "minimegatron/inference/engine.py",
+        "config.enable_prefix_caching and not has_slots", "config.enable_prefix_caching",
+        "tests/inference/test_engine.py -k retention",
+    ),
+    Mutant(
+        "states come in the ranks' order", _PIECES, "[place for _, place in sorted(starts)]",
+        "[place for _, place in starts]", _HYBRID_CP,
+    ),
+    Mutant(
+        "the gradient of a state stays with who used it", _PIECES, "self.cp, 0, reduce_gradient=True)", "self.cp, 0)",
+        _HYBRID_CP,
+    ),
+    Mutant(
+        "a rank that begins the sequence leaves the backward pass", _PIECES,
+        "every[0].masked_fill(torch.ones_like(every[0], dtype=torch.bool), 0.0)", "torch.zeros_like(every[0])",
+        _HYBRID_A2A,
+    ),
+    Mutant(
+        "layers of a hybrid are all of the first symbol", "minimegatron/config/hybrid.py",
+        "PARTS[pattern[layer_number]]", "PARTS[pattern[0]]", _OF_HF,
+    ),
+    Mutant(
+        "an operation holds its own result in a plan", "minimegatron/footprint/recorder.py",
+        "tensor if tensor.is_leaf else tensor.detach()", "tensor", "tests/training/test_hybrid.py -k planned",
+    ),
+    Mutant(
+        "a convolution is quantised as a matrix", "minimegatron/checkpoint/compressed_tensors.py",
+        '("norm.", "conv1d.")', '("norm.",)', "tests/inference/test_quantize.py -k convolution",
     ),
     # ------------------------------------------------------------------------------------------- gpt-oss, Gemma 3
     Mutant(

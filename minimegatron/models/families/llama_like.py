@@ -247,10 +247,10 @@ ATTENTION = (
     Row(L + "self_attention.linear_proj.bias", (T + "self_attn.o_proj.bias",), when=has_bias),
 )
 MLP = (
-    Row(L + "mlp.linear_fc1.weight", (T + "mlp.gate_proj.weight", T + "mlp.up_proj.weight"), on="dense"),
-    Row(L + "mlp.linear_fc1.bias", (T + "mlp.gate_proj.bias", T + "mlp.up_proj.bias"), when=has_bias, on="dense"),
-    Row(L + "mlp.linear_fc2.weight", (T + "mlp.down_proj.weight",), on="dense"),
-    Row(L + "mlp.linear_fc2.bias", (T + "mlp.down_proj.bias",), when=has_bias, on="dense"),
+    Row(L + "mlp.linear_fc1.weight", (T + "mlp.gate_proj.weight", T + "mlp.up_proj.weight"), on="mlp"),
+    Row(L + "mlp.linear_fc1.bias", (T + "mlp.gate_proj.bias", T + "mlp.up_proj.bias"), when=has_bias, on="mlp"),
+    Row(L + "mlp.linear_fc2.weight", (T + "mlp.down_proj.weight",), on="mlp"),
+    Row(L + "mlp.linear_fc2.bias", (T + "mlp.down_proj.bias",), when=has_bias, on="mlp"),
 )
 DENSE = (*ENDS, *ATTENTION, *MLP)
 
@@ -260,9 +260,9 @@ def experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     one = T + their_layer + ".experts.{e}."
     fc1 = (f"{one}{gate}.weight", f"{one}{up}.weight")
     return (
-        Row(L + "mlp.router.weight", (T + their_layer + ".gate.weight",), on="experts"),
-        Row(L + "mlp.experts.weight1", fc1, on="experts"),
-        Row(L + "mlp.experts.weight2", (f"{one}{down}.weight",), on="experts"),
+        Row(L + "mlp.router.weight", (T + their_layer + ".gate.weight",), on="moe"),
+        Row(L + "mlp.experts.weight1", fc1, on="moe"),
+        Row(L + "mlp.experts.weight2", (f"{one}{down}.weight",), on="moe"),
     )
 
 
@@ -273,7 +273,7 @@ def shared_experts(their_name: str) -> tuple[Row, ...]:
             ours=row.ours.replace("mlp.", "mlp.shared_experts."),
             theirs=tuple(name.replace("mlp.", f"mlp.{their_name}.") for name in row.theirs),
             when=lambda config: config.moe_shared_expert_intermediate_size is not None,
-            on="experts",
+            on="moe",
         )
         for row in MLP
         if row.ours.endswith(".weight")
