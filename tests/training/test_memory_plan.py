@@ -161,7 +161,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "sinks and clamped experts, ep2": (2, EP2, SINKS),
     "sinks and clamped experts, tp2 sp, stage 3": (
         2, TP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, SINKS | {"params_dtype": "bf16"}),
-    "sinks, cp2 ring, recompute": (2, CP2, SINKS | FULL),
+    "sinks, cp2 ring": (2, CP2, SINKS),
     "sinks, cp2 by heads": (2, CP2 | {"cp_comm_type": "a2a"}, SINKS),
     "two bases, tp2 sp, bf16": (2, TP2, LOCAL | BF16),
     "two bases, cp2 ring": (2, CP2, LOCAL),
@@ -175,7 +175,7 @@ ORDINARY = {
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
     "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
-    "sinks and clamped experts, ep2", "two bases, tp2 sp, bf16",
+    "sinks and clamped experts, ep2",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 
