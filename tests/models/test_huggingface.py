@@ -78,6 +78,13 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 40,
         "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 2.5,
     }),
+    # as many query groups as half of the ranks, two value heads for a key head, a chunk that ends within the sequence
+    "qwen3_next": ("Qwen3NextConfig", {
+        **SOME, "num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 2, *["full_attention"] * 2],
+        "head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 12,
+        "linear_value_head_dim": 10, "linear_conv_kernel_dim": 3, "mlp_only_layers": [1, 3], "num_experts_per_tok": 3,
+        "shared_expert_intermediate_size": 56,
+    }),
 }  # fmt: skip
 MODELS = {**FAMILIES, **EXPERTS}
 
@@ -191,7 +198,7 @@ def test_logits_through_a_pipeline(ranks, name):
 
 
 FP64 = [("gemma2", torch.float64, 1e-6), ("olmo2", torch.float64, 1e-6)]
-FP32 = [("mamba2", torch.float32, 1e-5), ("nemotron_h", torch.float32, 1e-5)]  # as transformers runs the recurrence
+FP32 = [(name, torch.float32, 1e-5) for name in ("mamba2", "nemotron_h", "qwen3_next")]  # as transformers runs the recurrence
 
 
 @pytest.mark.parametrize("name, dtype, tolerance", FP64 + FP32)

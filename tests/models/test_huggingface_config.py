@@ -26,7 +26,7 @@ from tests.thorough import mostly_thorough
 
 TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
 TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "deepseek_v3": "deepseek_v3"}
-TINY |= {name: name for name in ("gemma2", "olmo2", "mamba2", "nemotron_h")}
+TINY |= {name: name for name in ("gemma2", "olmo2", "mamba2", "nemotron_h", "qwen3_next")}
 
 
 def file_of(family: str) -> dict[str, Any]:

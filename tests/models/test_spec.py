@@ -97,7 +97,7 @@ def test_presets_make_models_that_fit_their_name(name):
         "qwen3-0.6b": 0.596e9, "qwen3-8b": 8.191e9, "gemma2-2b": 2.614e9, "gemma2-9b": 9.242e9, "gemma2-27b": 27.23e9,
         "olmo2-1b": 1.485e9, "olmo2-7b": 7.299e9, "olmo2-13b": 13.72e9, "olmo2-32b": 32.23e9, "laptop-10m": 8.916e6,
         "mamba2-130m": 0.129e9, "mamba2-1.3b": 1.344e9, "mamba2-2.7b": 2.703e9, "nemotron-h-8b": 8.10e9,
-        "nemotron-3-nano-30b-a3b": 31.58e9,
+        "nemotron-3-nano-30b-a3b": 31.58e9, "qwen3-next-80b-a3b": 79.67e9,
     }  # fmt: skip
     assert count_parameters(config) == pytest.approx(promised[name], rel=2e-3)
 

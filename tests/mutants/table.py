@@ -56,7 +56,10 @@ _PAGES, _SCHEDULER = "minimegatron/inference/block_manager.py", "minimegatron/in
 _CANARIES = "tests/inference/test_scheduler.py -k shared"
 _PROPOSALS = "tests/inference/test_speculative.py -k pass_over_all"
 _GRAMMAR = "tests/inference/test_grammar.py -k brute_force"
-_SCAN, _MIXER, _PIECES = (f"minimegatron/layers/ssm/{name}.py" for name in ("scan", "mixer", "pieces"))
+_SCAN, _MIXER, _PIECES, _CONV, _DELTA, _DELTA_NET = (
+    f"minimegatron/layers/ssm/{name}.py"
+    for name in ("scan", "mixer", "pieces", "convolution", "delta_rule", "gated_delta_net")
+)
 _OF_MIXER, _CHUNKS = "tests/layers/ssm/test_mixer.py", "tests/layers/ssm/test_scan.py -k recurrence"
 _PACKED = f"{_OF_MIXER} -k packed"
 _OF_HF = "tests/models/test_huggingface.py::test_logits[nemotron_h-1]"
@@ -994,28 +997,28 @@ MUTANTS = (
     ),
     Mutant(
         "a chunk reads the state after it", _SCAN,
-        "        before.append(state)\n        state = decay[..., None, None] * state + own",
-        "        state = decay[..., None, None] * state + own\n        before.append(state)", _CHUNKS,
+        "        before.append(state)\n        state = (of @ state if of.dim() == state.dim() else of[..., None, None] * state) + own",
+        "        state = (of @ state if of.dim() == state.dim() else of[..., None, None] * state) + own\n        before.append(state)", _CHUNKS,
     ),
     Mutant(
         "a state passes the border of documents", _SCAN, "throughout = (last == before)",
         "throughout = (last == last)", _CHUNKS,
     ),
     Mutant(
-        "a state of an earlier document is read", _SCAN, "self._reads = _exp(a, from_start)",
-        "self._reads = _exp(a, None)", _CHUNKS,
+        "a state of an earlier document is read", _SCAN, "self._reads = masked_exp(a, from_start)",
+        "self._reads = masked_exp(a, None)", _CHUNKS,
     ),
     Mutant(
-        "what an earlier document left in a chunk is kept", _SCAN, "_exp(a[..., -1:] - a, to_end)",
-        "_exp(a[..., -1:] - a, None)", _CHUNKS,
+        "what an earlier document left in a chunk is kept", _SCAN, "masked_exp(a[..., -1:] - a, to_end)",
+        "masked_exp(a[..., -1:] - a, None)", _CHUNKS,
     ),
     Mutant(
         "decays of later tokens are computed and then dropped", _SCAN, "log.masked_fill(~keep, -torch.inf)).exp()",
         "log).exp() * (1.0 if keep is None else keep)", "tests/layers/ssm/test_scan.py -k overflow",
     ),
-    Mutant("a tap sees the document before", _MIXER, "                tap = tap * same.t()[..., None]\n", "", _PACKED),
+    Mutant("a tap sees the document before", _CONV, "                tap = tap * same.t()[..., None]\n", "", _PACKED),
     Mutant(
-        "a document id that comes again goes on", _MIXER, "(document_ids.diff(dim=1) != 0).cumsum(1)",
+        "a document id that comes again goes on", _CONV, "(document_ids.diff(dim=1) != 0).cumsum(1)",
         "(document_ids - document_ids[:, :1])[:, 1:]", _PACKED,
     ),
     Mutant(
@@ -1058,11 +1061,11 @@ MUTANTS = (
         "(sum(blocks[1:4]),), config", _HYBRID_TP,
     ),
     Mutant(
-        "a chunk of a prompt forgets the tokens before it", _MIXER, "self.conv1d(xbc, tail.transpose(0, 1))",
-        "self.conv1d(xbc, 0 * tail.transpose(0, 1))", _STATES,
+        "a chunk of a prompt forgets the tokens before it", _CONV, "self(x, tail.transpose(0, 1))",
+        "self(x, 0 * tail.transpose(0, 1))", _STATES,
     ),
     Mutant(
-        "the convolution keeps what padding is there", _MIXER, "[:, None] + new  #", "[:, None] + len(xbc)  #",
+        "the convolution keeps what padding is there", _CONV, "[:, None] + new  #", "[:, None] + len(x)  #",
         _STATES,
     ),
     Mutant(
