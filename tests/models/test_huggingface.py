@@ -16,11 +16,16 @@ from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.layers.ssm.delta_rule import DeltaRule
 from minimegatron.models.chunks import ModelChunks, count_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.pipeline.plain import run
 from minimegatron.parallel.pipeline.stage import ModuleStage
 from tests.axes import CP, EP, ETP, SP, TP
+from tests.models.in_fp64 import in_fp64
+from tests.layers.ssm.test_delta_rule import a_state as delta_state
+from tests.layers.ssm.test_delta_rule import inputs as delta_inputs
+from tests.layers.ssm.test_scan import gradients
 from tests.thorough import mostly_thorough
 
 SIZES: dict[str, Any] = {
@@ -104,6 +109,15 @@ def hf_model(name: str, seed: int = 0):
             if key.endswith("e_score_correction_bias"):
                 buffer.add_(0.3 * torch.randn_like(buffer))
     return model
+
+
+def in_fp64_of(model: Any) -> Any:
+    """The same model, whose class casts to fp64 where it would to fp32."""
+    config = model.config
+    config._experts_implementation = "eager"  # the only one of theirs in fp64
+    twin = getattr(in_fp64(config.model_type), type(model).__name__)(config).eval()
+    twin.load_state_dict(model.state_dict())
+    return twin
 
 
 class Theirs(NamedTuple):
@@ -197,8 +211,8 @@ def test_logits_through_a_pipeline(ranks, name):
     assert first is None and last <= 1e-5
 
 
-FP64 = [("gemma2", torch.float64, 1e-6), ("olmo2", torch.float64, 1e-6)]
-FP32 = [(name, torch.float32, 1e-5) for name in ("mamba2", "nemotron_h", "qwen3_next")]  # as transformers runs the recurrence
+FP64 = [(name, torch.float64, 1e-6) for name in ("gemma2", "olmo2", "qwen3_next")]
+FP32 = [("mamba2", torch.float32, 1e-5), ("nemotron_h", torch.float32, 1e-5)]  # as transformers runs the recurrence
 
 
 @pytest.mark.parametrize("name, dtype, tolerance", FP64 + FP32)
@@ -208,6 +222,8 @@ def test_gradients_of_all_weights(name, dtype, tolerance):
     family, config = config_from_huggingface(theirs.config.to_dict())
     ours = GPTModel(config, Mesh.serial())
     load_logical(ours, state_from_huggingface(theirs.state_dict(), config, family))
+    if name == "qwen3_next":  # its recurrence is in fp32 whatever the weights are
+        theirs = in_fp64_of(theirs)
     theirs, ours = theirs.to(dtype), ours.to(dtype)
     tokens = torch.randint(0, 99, (2, 41), generator=torch.Generator().manual_seed(3))
     logits = theirs(tokens[:, :-1]).logits
@@ -220,6 +236,24 @@ def test_gradients_of_all_weights(name, dtype, tolerance):
         got = torch.zeros_like(p) if p.grad is None else gather_logical(p.grad, layout_of(p), Mesh.serial())
         assert (got - want[n]).abs().max() <= tolerance * want[n].abs().max(), n
     assert sum(grad.any() for grad in want.values()) >= len(want) - 1, "what is not moved is not compared"
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_the_delta_rule_is_both_of_theirs(form):
+    """Outputs, the last state and gradients, over more than one of their chunks of 64 tokens."""
+    of, s = delta_inputs(s=150), 150
+    state = delta_state()
+    theirs = getattr(in_fp64("qwen3_next"), f"torch_{form}_gated_delta_rule")
+    want, last = theirs(
+        *(t.transpose(0, 1) for t in of.values()), initial_state=state, output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    got, after = DeltaRule(*of.values(), 48).outputs(state)
+    assert len(got) == s and (got.transpose(0, 1) - want).abs().max() <= 1e-12 and (after - last).abs().max() <= 1e-12
+    of["state"] = state
+    found, wanted = (gradients(of, *both) for both in ((got, after), (want.transpose(0, 1), last)))
+    for name in of:
+        assert (found[name] - wanted[name]).abs().max() <= 1e-11 * wanted[name].abs().max(), name
 
 
 @pytest.mark.parametrize("change", [{"norm_topk_prob": False}, {"rms_norm_eps": 1e-5}, {"num_experts_per_tok": 3}])
