@@ -37,7 +37,7 @@ def hugging_face(name):
 @pytest.mark.parametrize(
     "name",
     mostly_thorough(
-        NAMES, ["gpt2", "mistral", "gemma2", "deepseek_v3", "nemotron_h"].__contains__, ["gpt2", "mistral"].__contains__
+        NAMES, ["gpt2", "mistral", "gemma2", "deepseek_v3", "nemotron_h", "qwen3_next"].__contains__, ["gpt2", "mistral"].__contains__
     ),
 )
 def test_greedy_words_are_hugging_faces(name):
@@ -60,6 +60,8 @@ LAYOUTS = {
         ("olmo2", TP2, {}),
         ("nemotron_h", TP2 | SP, {}),
         ("nemotron_h", UNEVEN, {}),
+        ("qwen3_next", TP2 | SP, {}),
+        ("qwen3_next", PP2, {}),
     ],
     4: [
         ("llama3.1", {"tensor_model_parallel_size": 4}, {}),

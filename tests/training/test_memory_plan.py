@@ -55,6 +55,10 @@ HYBRID = {
     "hybrid_override_pattern": "M*-M", "num_layers": 4, "mamba_num_heads": 8, "mamba_head_dim": 16,
     "mamba_num_groups": 2, "mamba_state_dim": 16, "mamba_chunk_size": 16, "position_embedding_type": "none",
 }  # fmt: skip
+DELTA = {
+    "linear_attention_freq": "2", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_chunk_size": 16, "attention_output_gate": True, "qk_layernorm": True,
+}  # fmt: skip
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -146,6 +150,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "hybrid, stage 3, selective": (2, {"data_parallel_sharding_strategy": "optim_grads_params"},
                                    HYBRID | {"recompute_granularity": "selective"}),
     "hybrid of experts, ep2": (2, EP2, HYBRID | MOE | {"hybrid_override_pattern": "MEM*", "activation": "relu"}),
+    "gated delta": (1, {}, DELTA),
+    "gated delta, tp2 sp, bf16": (2, TP2, DELTA | BF16),
+    "gated delta, cp2 ring, documents": (2, CP2, DELTA | {"documents": True}),
+    "gated delta, pp2, recompute": (2, PP2, DELTA | FULL),
+    "gated delta, selective": (1, {}, DELTA | {"recompute_granularity": "selective"}),
+    "gated delta, experts, ep2": (2, EP2, DELTA | MOE | {"moe_shared_expert_intermediate_size": 64}),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -156,6 +166,7 @@ ORDINARY = {
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
     "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
+    "gated delta, tp2 sp, bf16",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 

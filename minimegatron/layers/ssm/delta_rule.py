@@ -29,8 +29,7 @@ It is solved for both right-hand sides at once, without knowing S: u = U - W S. 
 states that are carried are linear in what they begin with, so columns of zeros beside those of the identity give `own`
 and M in one pass (`summary`).
 
-Work: s (2 l (k / r + 2 v) + 6 k v) FLOPs a head, r value heads for each key head, and l (k + v) for the triangular
-system. A chunk that is not full is padded with g = beta = 0, which changes no state. With documents the terms that would
+Work: s (4 l k / r + 2 l v + 6 k v) FLOPs a head, with r heads for a key head, and s l (k + v) for the triangular system. A chunk that is not full is padded with g = beta = 0, which changes no state. With documents the terms that would
 pass their borders are left out: of L, of the output, of W and of the states. Everything is computed in fp32 (fp64 for
 fp64).
 
