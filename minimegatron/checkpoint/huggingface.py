@@ -11,9 +11,8 @@ cannot disagree; and a rank that holds a part of ours reads that part of theirs.
 |-------------|--------------------------------------------------------------------------------------------------|
 | `stack`     | theirs, one after the other: gate [f, h] above up [f, h] is [2 f, h]; one alone is itself         |
 | `pack`      | per group of q [a d, h], k [g d, h], v [g d, h]: its query heads, its key head, its value head    |
-| `pack_gated`| the same, where q is [2 a d, h]: of each head its queries, then its gates                        |
-| `delta`     | q, k, v, z, b, a of all key heads, one after the other; theirs are two matrices, head by head: q, k, v, z
-|             | of a key head, and b, a                                                                          |
+| `pack_gated`| the same, of q [2 a d, h]: a head's queries, then its gates; a group's gates follow its queries   |
+| `delta`     | q, k, v, z, b and a of all heads, one after the other; theirs has two matrices, by key head       |
 | `transpose` | the columns of theirs: GPT-2 stores `[in, out]` (Conv1D), we store `[out, in]`                    |
 | `conv_pack` | columns of GPT-2's `[h, 3h]` of all q, all k, all v, packed                                       |
 

@@ -54,8 +54,8 @@ class HybridFields(Config):
     linear_chunk_size: int = opt(HOW, 64, "tokens whose corrections are solved at once", least=1)
 
     def parts_of(self, layer_number: int) -> tuple[str, ...]:
-        """The parts of layer `layer_number` (from 0): `self_attention`, `gated_delta_net` or `mamba`, `mlp` or `moe`, or
-        one of these.
+        """The parts of layer `layer_number` (from 0), a mixer and an MLP or one of these: `self_attention`,
+        `gated_delta_net` or `mamba`; `mlp` or `moe`.
         """
         pattern, linear = self.hybrid_override_pattern, self.linear_layers
         if pattern is None:
@@ -124,7 +124,9 @@ class HybridFields(Config):
         }
         named = ", ".join(f"{name}={value!r}" for name, value in given.items())
         require(not given, f"linear_attention_freq with {named}", f"drop {', '.join(given)}")
-        divides(self.linear_num_key_heads, self.linear_num_value_heads, "linear_num_key_heads", "linear_num_value_heads")
+        divides(
+            self.linear_num_key_heads, self.linear_num_value_heads, "linear_num_key_heads", "linear_num_value_heads"
+        )
 
 
 def skipping_pattern(frequency: str, layers: int, field: str) -> tuple[bool, ...]:

@@ -37,7 +37,9 @@ def hugging_face(name):
 @pytest.mark.parametrize(
     "name",
     mostly_thorough(
-        NAMES, ["gpt2", "mistral", "gemma2", "deepseek_v3", "nemotron_h", "qwen3_next"].__contains__, ["gpt2", "mistral"].__contains__
+        NAMES,
+        ["gpt2", "mistral", "gemma2", "deepseek_v3", "nemotron_h", "qwen3_next"].__contains__,
+        ["gpt2", "mistral"].__contains__,
     ),
 )
 def test_greedy_words_are_hugging_faces(name):

@@ -53,7 +53,9 @@ def after_prompts(model, prompts, leftover=0.0):
     return torch.stack(found, 1)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "mixtral", "gemma2", "deepseek_v3", "mamba2", "nemotron_h", "qwen3_next"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "mistral", "mixtral", "gemma2", "deepseek_v3", "mamba2", "nemotron_h", "qwen3_next"]
+)
 def test_each_of_ragged_prompts_is_as_if_alone(name):
     together = after_prompts(ours(name), PROMPTS)
     assert torch.equal(together, after_prompts(ours(name), PROMPTS, torch.nan)), "what lay there before is seen"

@@ -1,4 +1,4 @@
-"""A model's file of transformers in which every cast to fp32 is one to fp64: an oracle in which rounding hides nothing."""
+"""A model of transformers in which every cast to fp32 is one to fp64: an oracle in which rounding hides nothing."""
 
 from __future__ import annotations
 

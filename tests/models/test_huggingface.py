@@ -22,10 +22,10 @@ from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.pipeline.plain import run
 from minimegatron.parallel.pipeline.stage import ModuleStage
 from tests.axes import CP, EP, ETP, SP, TP
-from tests.models.in_fp64 import in_fp64
 from tests.layers.ssm.test_delta_rule import a_state as delta_state
 from tests.layers.ssm.test_delta_rule import inputs as delta_inputs
 from tests.layers.ssm.test_scan import gradients
+from tests.models.in_fp64 import in_fp64
 from tests.thorough import mostly_thorough
 
 SIZES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A hybrid of Mamba-2 or Gated DeltaNet with attention, MLPs and experts has the gradients of one process, however it is cut."""
+"""Hybrids of Mamba-2 or Gated DeltaNet with attention, MLPs and experts have the gradients of one process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ DELTA: dict[str, Any] = {
     "linear_chunk_size": 3, "num_query_groups": 1, "kv_channels": 16, "num_experts": 4, "moe_router_topk": 2,
     "moe_layer_freq": "[0,1,0]", "moe_ffn_hidden_size": 24, "moe_shared_expert_intermediate_size": 16,
 }  # fmt: skip
-DENSE = {**DELTA, "num_layers": 4, "num_experts": None, "moe_router_topk": 2, "moe_layer_freq": "1",
-         "moe_ffn_hidden_size": None, "moe_shared_expert_intermediate_size": None, "moe_shared_expert_gate": False}  # fmt: skip
+DENSE = {
+    **DELTA, "num_layers": 4, "num_experts": None, "moe_router_topk": 2, "moe_layer_freq": "1",
+    "moe_ffn_hidden_size": None, "moe_shared_expert_intermediate_size": None, "moe_shared_expert_gate": False,
+}  # fmt: skip
 FULL = {"recompute_granularity": "full"}
 CORES = {"recompute_granularity": "selective"}
 KIND = "cp_comm_type"

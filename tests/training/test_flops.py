@@ -72,9 +72,9 @@ def test_the_closed_form_of_the_delta_rule():
         moe_router_topk=2, moe_shared_expert_intermediate_size=16, linear_num_key_heads=2, linear_num_value_heads=6,
         linear_key_head_dim=16, linear_value_head_dim=24, vocab_size=256,
     )  # fmt: skip
-    s, h, l, groups, heads, k, v = 256, 64, 64, 2, 6, 16, 24
+    s, h, chunk, groups, heads, k, v = 256, 64, 64, 2, 6, 16, 24
     projections = 2 * h * (2 * groups * k + 2 * heads * v + 2 * heads) + 2 * heads * v * h
-    rule = 4 * l * k * groups + heads * (l * (k + v) + 2 * l * v + 6 * k * v)
+    rule = 4 * chunk * k * groups + heads * (chunk * (k + v) + 2 * chunk * v + 6 * k * v)
     assert forward_flops(config, s)["attention"] == pytest.approx(2 * s * (projections + rule), rel=1e-12)
 
 

@@ -78,8 +78,8 @@ class AttentionContext:
 class SelfAttention(nn.Module):
     """QKV projection, (norm of q and k), RoPE, core attention, (output gate), output projection.
 
-    With `attention_output_gate` each query head has a gate of its width: `o * sigmoid(gate)` is projected. The gates of a
-    group are rows after its queries, [q ... q, gate ... gate, k, v], as in Megatron-LM.
+    With `attention_output_gate` each query head has a gate of its width: `o * sigmoid(gate)` is projected. In the rows
+    of a group its gates follow its queries, [q ... q, gate ... gate, k, v], as in Megatron-LM.
 
     Args:
         config: the model.
@@ -185,9 +185,7 @@ class SelfAttention(nn.Module):
             queries = [of.narrow(3, self.tp.rank % ranks_per_group * heads, heads) for of in queries]
         return *(of.flatten(2, 3) for of in queries), k.squeeze(3), v.squeeze(3)
 
-    def heads(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> tuple[torch.Tensor, ...]:
+    def heads(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
         """`project`, then the norms of queries and keys, and RoPE."""
         interleaved, kernels = self.config.rotary_interleaved, self.config.kernels
         if rotary is not None and self.plain:

@@ -41,9 +41,7 @@ class CausalConv1d(nn.Module):
         bias: whether there is one.
     """
 
-    def __init__(
-        self, blocks: tuple[int, ...], kernel: int, tp: Axis, dtype: torch.dtype, bias: bool = True
-    ) -> None:
+    def __init__(self, blocks: tuple[int, ...], kernel: int, tp: Axis, dtype: torch.dtype, bias: bool = True) -> None:
         super().__init__()
         channels, self.kernel = sum(blocks), kernel
         parts = cut_evenly(channels, tp, f"CausalConv1d({channels})", blocks)
@@ -82,9 +80,7 @@ class CausalConv1d(nn.Module):
         seen = [None if segments is None else segments[:, start : stop + reach] for start, stop in pieces.spans]
         return pieces.join([self(*of)[0] for of in zip(parts, pieces.tails(parts, reach), seen, strict=True)])
 
-    def generated(
-        self, x: torch.Tensor, tail: torch.Tensor, new: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def generated(self, x: torch.Tensor, tail: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The new tokens of r sequences [longest, r, channels] -> the same shape, and the next step's tail.
 
         Args:

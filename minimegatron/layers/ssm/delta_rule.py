@@ -3,8 +3,8 @@
 The problem in a sentence: a state that takes in `v k^T` of every token is soon a sum of all values that ever had a
 similar key, and cannot forget one of them to store another.
 
-Each head has a state S [k, v], a linear map from keys to values. A token looks up what S says of its key, and moves that
-towards its value by a step beta, after all of S has faded by exp(g):
+Each head has a state S [k, v], a linear map from keys to values. A token looks up what S says of its key, and moves
+that towards its value by a step beta, after all of S has faded by exp(g):
 
     S' = exp(g_t) S_{t-1}            S_t = S' + k_t (beta_t (v_t - S'^T k_t))^T          o_t = S_t^T q_t / sqrt(k)
 
@@ -29,7 +29,8 @@ It is solved for both right-hand sides at once, without knowing S: u = U - W S. 
 states that are carried are linear in what they begin with, so columns of zeros beside those of the identity give `own`
 and M in one pass (`summary`).
 
-Work: s (4 l k / r + 2 l v + 6 k v) FLOPs a head, with r heads for a key head, and s l (k + v) for the triangular system. A chunk that is not full is padded with g = beta = 0, which changes no state. With documents the terms that would
+Work: s (4 l k / r + 2 l v + 6 k v) FLOPs a head, with r heads for a key head, and s l (k + v) for the triangular
+system. A chunk that is not full is padded with g = beta = 0, which changes no state. With documents the terms that would
 pass their borders are left out: of L, of the output, of W and of the states. Everything is computed in fp32 (fp64 for
 fp64).
 

@@ -15,14 +15,14 @@ the state says of its key.
 | q, k                | [s, b, key heads, key width]                                               |
 | v, z, o             | [s, b, heads, value width]                                                 |
 | a, b, g, beta       | [s, b, heads]                                                              |
-| state of a sequence | [heads, key width, value width] in fp32, and the last inputs of the convolution |
+| state of a sequence | [heads, key width, value width] in fp32, and the convolution's last inputs |
 
-**Over tp** a rank has whole key heads and the value heads that read them, so no message lies between the two products;
-tp must divide the key heads. One gamma serves all heads, and a rank sees its own heads alone: the gradient of gamma is a
-partial sum, also without sequence parallelism (`partial="heads"`).
+**Over tp** a rank has whole key heads and the value heads that read them, so no message lies between the two
+products; tp must divide the key heads. One gamma serves all heads, and a rank sees its own heads alone: the gradient of
+gamma is a partial sum, also without sequence parallelism (`partial="heads"`).
 
-**Over cp** states pass from piece to piece, with a matrix for each piece (`layers/ssm/pieces`). **Documents** begin with a
-state of zeros. **In generation** a layer keeps its state and the convolution's last inputs.
+**Over cp** states pass from piece to piece, with a matrix for each piece (`layers/ssm/pieces`). **Documents** begin with
+a state of zeros. **In generation** a layer keeps its state and the convolution's last inputs.
 
 Yang, Kautz and Hatamizadeh 2024 (arXiv 2412.06464). Megatron-LM: `megatron/core/ssm/gated_delta_net.py`, which has
 neither cp nor generation.
@@ -97,8 +97,8 @@ class GatedDelta(nn.Module):
         """As `DeltaRule`, segments [b, 1 + s] of the whole sequence -> o [s, b, heads, v]."""
         pieces = Pieces(len(q), self.mesh)
         rules = [
-            DeltaRule(*of, self.chunk_size, None if segments is None else segments[:, start : stop + 1])
-            for *of, (start, stop) in zip(*map(pieces.cut, (q, k, v, g, beta)), pieces.spans, strict=True)
+            DeltaRule(q, k, v, g, beta, self.chunk_size, None if segments is None else segments[:, start : stop + 1])
+            for q, k, v, g, beta, (start, stop) in zip(*map(pieces.cut, (q, k, v, g, beta)), pieces.spans, strict=True)
         ]
         return pieces.join([rule.outputs(state)[0] for rule, state in zip(rules, pieces.states(rules), strict=True)])
 
@@ -176,19 +176,17 @@ class GatedDeltaNet(nn.Module):
         before = None if segments is None else segments[:, reach - 1 :]
         return self.rule(q, k, v, g, beta, before)  # type: ignore[no-any-return]
 
-    def _generated(
-        self, qkv: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: LayerState
-    ) -> torch.Tensor:
+    def _generated(self, qkv: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: LayerState) -> torch.Tensor:
         """The same for the new tokens of a step, [n, 1, ...]; the state becomes that after them."""
         qkv, g, beta = (state.padded(t) for t in (qkv, g, beta))  # with g = beta = 0 padding changes no state
         tail, h = state.read_sequences("conv", "ssm")
         convolved, tail = self.conv1d.generated(qkv, tail, state.context.starts.diff())
-        of = (*self._heads(convolved), g, beta)
+        q, k, v = self._heads(convolved)
         if len(qkv) == 1:
-            o, h = step(*(t[0] for t in of), h)
+            o, h = step(q[0], k[0], v[0], g[0], beta[0], h)
             o = o[None]
         else:
-            o, h = DeltaRule(*of, self.rule.chunk_size).outputs(h)
+            o, h = DeltaRule(q, k, v, g, beta, self.rule.chunk_size).outputs(h)
         state.write_sequences(conv=tail, ssm=h)
         return state.unpadded(o)
 

@@ -1,11 +1,12 @@
 """Qwen3-Next: Gated DeltaNet in three layers of four, gated attention in the fourth, experts in all.
 
-| part           | of the family                                                                                  |
-|----------------|------------------------------------------------------------------------------------------------|
-| linear layers  | `layers/ssm/gated_delta_net`; two matrices in files, head by head, are one here                |
-| attention      | an output gate, whose rows lie in `q_proj`, a head's after its queries; norms of q and k; RoPE of a quarter of a head |
-| norms          | gamma is stored minus one, but not that of the gated norm                                      |
-| experts        | Qwen's, with a shared one behind a gate                                                        |
+| part          | of the family                                                                           |
+|---------------|-----------------------------------------------------------------------------------------|
+| linear layers | `layers/ssm/gated_delta_net`; two matrices of a file, head by head, are one here        |
+| attention     | norms of q and k, RoPE of a quarter of a head, an output gate; `q_proj` has the gates,  |
+|               | a head's after its queries                                                              |
+| norms         | gamma is stored minus one, but not that of the gated norm                               |
+| experts       | Qwen's, with a shared one behind a gate                                                 |
 
 Published files have tensors of multi-token prediction (`mtp.`), which transformers does not read.
 

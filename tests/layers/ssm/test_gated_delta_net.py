@@ -50,7 +50,9 @@ def test_gates_are_computed_in_fp32():
     x = normal(64, 1, 32)
     exact, rounded = mixer_of(), mixer_of(torch.bfloat16)
     a = torch.linspace(-3, 3, 8, dtype=torch.bfloat16).expand(5, 1, 8)
-    for got, want in zip(rounded._gates(a, a), mixer_of(torch.bfloat16).double()._gates(a.double(), a.double()), strict=True):
+    for got, want in zip(
+        rounded._gates(a, a), mixer_of(torch.bfloat16).double()._gates(a.double(), a.double()), strict=True
+    ):
         assert got.dtype == torch.float32 and (got - want).abs().max() <= 1e-6 * want.abs().max()
     y, want = rounded(x.bfloat16(), AttentionContext()), exact(x, AttentionContext())
     assert y.dtype == torch.bfloat16 and (y - want).abs().max() <= 0.05 * want.abs().max()
