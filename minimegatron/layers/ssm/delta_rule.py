@@ -22,7 +22,7 @@ It is solved for both right-hand sides at once, without knowing S: u = U - W S. 
 | of a chunk | formula                                                    | shape                  |
 |------------|------------------------------------------------------------|------------------------|
 | U, W       | (I + L)^-1 [beta v, beta exp(a) k]                         | [l, v], [l, k] a head  |
-| output     | exp(a) q S + (exp(a_i - a_j) (q_i . k_j))_{j <= i} (U - W S) | [l, v] a head          |
+| output     | exp(a) q S + (exp(a_i - a_j) q_i . k_j)_{j <= i} (U - W S) | [l, v] a head          |
 | next state | exp(a_l) S + (exp(a_l - a) k)^T (U - W S)                  | [k, v] a head          |
 
 **A piece of a sequence** makes `M S + own` of the state S before it; a matrix M [k, k], where Mamba-2 has a number. The
@@ -30,9 +30,9 @@ states that are carried are linear in what they begin with, so columns of zeros 
 and M in one pass (`summary`).
 
 Work: s (4 l k / r + 2 l v + 6 k v) FLOPs a head, with r heads for a key head, and s l (k + v) for the triangular
-system. A chunk that is not full is padded with g = beta = 0, which changes no state. With documents the terms that would
-pass their borders are left out: of L, of the output, of W and of the states. Everything is computed in fp32 (fp64 for
-fp64).
+system. A chunk that is not full is padded with g = beta = 0, which changes no state. With documents the terms that
+would pass their borders are left out: of L, of the output, of W and of the states. Everything is computed in fp32 (fp64
+for fp64).
 
 Yang, Kautz and Hatamizadeh 2024 (arXiv 2412.06464); the triangular form: Yang et al. 2024 (arXiv 2406.06484).
 flash-linear-attention: `chunk_gated_delta_rule`; Megatron-LM calls that.

@@ -21,8 +21,8 @@ the state says of its key.
 products; tp must divide the key heads. One gamma serves all heads, and a rank sees its own heads alone: the gradient of
 gamma is a partial sum, also without sequence parallelism (`partial="heads"`).
 
-**Over cp** states pass from piece to piece, with a matrix for each piece (`layers/ssm/pieces`). **Documents** begin with
-a state of zeros. **In generation** a layer keeps its state and the convolution's last inputs.
+**Over cp** states pass from piece to piece, with a matrix for each piece (`layers/ssm/pieces`). **Documents** begin
+with a state of zeros. **In generation** a layer keeps its state and the convolution's last inputs.
 
 Yang, Kautz and Hatamizadeh 2024 (arXiv 2412.06464). Megatron-LM: `megatron/core/ssm/gated_delta_net.py`, which has
 neither cp nor generation.

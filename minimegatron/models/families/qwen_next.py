@@ -18,7 +18,7 @@ from __future__ import annotations
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import ConfigError
 from minimegatron.models.families import llama_like as like
-from minimegatron.models.families.family import Family, Fields, Part, Row, named, register
+from minimegatron.models.families.family import Family, Fields, Part, Row, named, only, register
 from minimegatron.models.families.keys import Keys
 from minimegatron.models.families.llama_like import L, T, sizes
 from minimegatron.models.families.qwen import EXPERT_DEFAULTS, EXPERT_ROWS, EXPERTS, SHARED_ROWS
@@ -104,7 +104,7 @@ register(
         },
         parts=(
             like.SIZES,
-            like.GATE,
+            only(hidden_act="silu"),  # which is also that of the convolution
             like.DROPOUT,
             like.rope("linear", "llama3", "yarn", partial=True),
             named(_SIZES),
