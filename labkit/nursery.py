@@ -80,6 +80,7 @@ def serve(sock: socket.socket, folder: str, refused: list[str]) -> None:
     threads = os.listdir("/proc/self/task") if sys.platform == "linux" else [""]
     assert len(threads) == 1, f"the nursery must have one thread to be forked safely, it has {len(threads)}"
     gc.freeze()  # a rank's garbage collection copies no page of what all ranks share (0.2 s of 75,000 pages)
+    gc.set_threshold(50_000)
     obey(sock, folder, live)
 
 

@@ -316,6 +316,11 @@ def publish_waiting(page: mmap.mmap) -> None:
     _state.waiting.page, _state.waiting.publishes = page, threading.main_thread().ident
 
 
+def current_transport() -> Transport:
+    """What moves the bytes now."""
+    return _state.transport
+
+
 def set_transport(transport: Transport) -> Transport:
     """From now on `transport` moves the bytes. Returns the one before."""
     before, _state.transport = _state.transport, transport

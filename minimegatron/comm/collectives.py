@@ -39,16 +39,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from minimegatron.comm.async_ops import Work, issue
+from minimegatron.comm.async_ops import Work, current_transport, issue
 from minimegatron.comm.axis import Axis
 from minimegatron.comm.transport import Splits, Started, Transport
 from minimegatron.errors import ConfigError
 
 __all__ = [
     "Work", "all_gather", "all_gather_start", "all_reduce", "all_reduce_start", "all_to_all", "all_to_all_region",
-    "all_to_all_region_start", "all_to_all_start", "barrier", "broadcast", "broadcast_start", "copy_to_region",
-    "gather_from_region", "gather_from_sequence_region", "local_part", "reduce_from_region", "reduce_scatter",
-    "reduce_scatter_start", "reduce_scatter_to_sequence_region", "scatter_to_region", "scatter_to_sequence_region",
+    "all_to_all_region_start", "all_to_all_start", "await_readers", "barrier", "broadcast", "broadcast_start",
+    "copy_to_region", "gather_from_region", "gather_from_sequence_region", "local_part", "outgoing",
+    "reduce_from_region", "reduce_scatter", "reduce_scatter_start", "reduce_scatter_to_sequence_region",
+    "scatter_to_region", "scatter_to_sequence_region",
 ]  # fmt: skip
 
 Way = Callable[[torch.Tensor], torch.Tensor]
@@ -96,20 +97,40 @@ def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = 
     return _begin("all_gather", x, result, axis, lambda t: t.all_gather(x, result, axis))
 
 
-def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Work:
+def reduce_scatter_start(
+    x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None, accumulate: bool = False
+) -> Work:
     """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum.
 
     Args:
         x: this rank's terms of the sum.
         axis: the ranks that take part.
         output: where the result is written; may be this rank's part of `x`. Default a new tensor.
+        accumulate: add the sum to `output`; the values of `x` are garbage afterwards.
     """
     if axis.size == 1:
-        return Work(x)
+        if output is not None and accumulate:
+            output += x
+        elif output is not None and output.data_ptr() != x.data_ptr():
+            output.copy_(x)
+        return Work(x if output is None else output)
     _require_equal_parts(x, axis, 0)
     x = x.contiguous()
     result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
-    return _begin("reduce_scatter", x, result, axis, lambda t: t.reduce_scatter(x, result, axis))
+    return _begin("reduce_scatter", x, result, axis, lambda t: t.reduce_scatter(x, result, axis, accumulate))
+
+
+def outgoing(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """A copy of `x` for a tensor that is gathered again and again: the transport sends it without copying it.
+
+    Before its values change, `await_readers`.
+    """
+    return current_transport().outgoing(x, axis)
+
+
+def await_readers(x: torch.Tensor, axis: Axis) -> None:
+    """Block until the other ranks have read what was gathered of `x`, a tensor from `outgoing`."""
+    current_transport().await_readers(x, axis)
 
 
 def all_to_all_start(x: torch.Tensor, axis: Axis, output_splits: Splits = None, input_splits: Splits = None) -> Work:

@@ -18,6 +18,7 @@ than TCP. Everything else is left to gloo. `launch` uses this transport where th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,8 +26,10 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.shared_memory import Message, carries, send_message, shares_memory
+from minimegatron.comm.shared_memory import Message, await_readers, carries, in_slot, send_message, shares_memory
 from minimegatron.comm.transport import Splits, Started, Transport
+
+PIECE = 1 << 15  # elements that are added at a time
 
 
 def is_gloo(axis: Axis) -> bool:
@@ -53,9 +56,9 @@ class GlooTransport(Transport):
         send_message(x, axis, after)
         return Started(messages, lambda: _put(messages, places))
 
-    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
+    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, accumulate: bool = False) -> Started:
         if not is_gloo(axis):
-            return super().reduce_scatter(x, output, axis)
+            return super().reduce_scatter(x, output, axis, accumulate)
         parts = x.detach().chunk(axis.size)
         own = parts[axis.rank]
         before, after = _others(axis)
@@ -63,16 +66,23 @@ class GlooTransport(Transport):
             terms = [torch.empty_like(own) for _ in before]
             works = [_receive(term, axis, source) for term, source in zip(terms, before, strict=True)]
             works += [_send(parts[to], axis, to) for to in after]
-            return Started(works, lambda: _add_up([own, *terms], output))
+            return Started(works, lambda: _add_up([own, *terms], output, accumulate))
         messages = [Message(axis, source) for source in before]
         for to in after:
             send_message(parts[to], axis, [to])
 
         def add() -> None:
-            _add_up([own, *(message.view(own) for message in messages)], output)
+            _add_up([own, *(message.view(own) for message in messages)], output, accumulate)
             _close(messages)
 
         return Started(messages, add)
+
+    def outgoing(self, x: torch.Tensor, axis: Axis) -> torch.Tensor:
+        small = axis.size == 1 or not is_gloo(axis) or not carries(axis, x)
+        return super().outgoing(x, axis) if small else in_slot(x)
+
+    def await_readers(self, x: torch.Tensor, axis: Axis) -> None:
+        await_readers(x, axis)
 
     def ring_shift(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, tag: int) -> Started:
         x = x.detach()
@@ -144,8 +154,16 @@ def _close(messages: Iterable[Message]) -> None:
         message.close()
 
 
-def _add_up(terms: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-    """Add the terms from left to right; `result` may be one of the first two terms."""
+def _add_up(terms: Sequence[torch.Tensor], result: torch.Tensor, accumulate: bool = False) -> None:
+    """Add the terms from left to right, and with `accumulate` their sum to `result`, else `result` is the sum.
+
+    `result` may be one of the first two terms. The sum that is added to something is made in pieces that stay in a
+    cache of the processor.
+    """
+    if accumulate:
+        for total, *parts in zip(*(x.view(-1).split(PIECE) for x in (result, *terms)), strict=True):
+            total += functools.reduce(torch.add, parts)
+        return
     torch.add(terms[0], terms[1], out=result)
     for term in terms[2:]:
         result.add_(term)

@@ -18,6 +18,9 @@ to the network; they are a row of their own in the table of memory by owner (`nb
 | in a group that is not all on one Linux machine | TCP: ranks try each other's memory before the first message |
 
 Receivers open a slot, and senders a pipe, as `/proc/<pid>/fd/<n>`, which the kernel allows to processes of one user.
+A tensor that is sent again and again, as a shard of ZeRO-3 is, lies in a slot of its own (`in_slot`): nobody copies it
+to send it. Its owner changes it once all readers have read (`await_readers`).
+
 `comm/gloo` builds collectives from such messages.
 """
 
@@ -30,6 +33,7 @@ import mmap
 import os
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,10 +47,12 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.pipes import Pipes
 
 MIN_BYTES = 1 << 17  # of a message
-HEAD = 4096  # bytes of a slot before its tensor: a mark for each reader, the tensor's bytes, and the slot's number
+# Bytes of a slot before its tensor: how many messages each reader has read, the tensor's bytes, and the slot's number.
+HEAD = 4096
 _LENGTH, _NUMBER = HEAD // 8 - 2, HEAD // 8 - 1  # where the last two are
 
 _slots: list[_Slot] = []  # of this process
+_slot_of: weakref.WeakValueDictionary[int, _Slot] = weakref.WeakValueDictionary()  # by the address of what lies in it
 _seen: dict[int, tuple[int, mmap.mmap]] = {}  # slots of others by number, each with its process
 _pipes: weakref.WeakKeyDictionary[Any, Pipes | None] = weakref.WeakKeyDictionary()  # by process group; None: TCP
 _members: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
@@ -61,7 +67,7 @@ class _Slot:
     Attributes:
         number: unique on this machine.
         memory: the head, then the tensor.
-        readers: how many ranks read the last message.
+        sent: how many messages each reader has been sent.
         used: bytes of the largest message so far.
     """
 
@@ -75,16 +81,15 @@ class _Slot:
         self.marks = _words(self.memory)
         self.marks[_NUMBER] = self.number
         self.head = (os.getpid(), self.fd, self.size, self.number)
-        self.readers = self.used = 0
+        self.sent: list[int] = []
+        self.used = 0
 
     def free(self) -> bool:
-        """Whether all readers have marked the last message as read."""
-        return all(self.marks[reader] for reader in range(self.readers))
+        """Whether all readers have read all messages."""
+        return all(self.marks[reader] == sent for reader, sent in enumerate(self.sent))
 
-    def fill(self, x: torch.Tensor, readers: int) -> None:
-        for reader in range(readers):
-            self.marks[reader] = 0
-        self.readers, self.used = readers, max(self.used, x.nbytes)
+    def fill(self, x: torch.Tensor) -> None:
+        self.used = max(self.used, x.nbytes)
         self.marks[_LENGTH] = x.nbytes
         ctypes.memmove(self._tensor, x.data_ptr(), x.nbytes)  # a tensor here would be one that `memory.Tracker` counts
 
@@ -134,7 +139,7 @@ class Message:
         for _ in range(2):  # a processor may put a write before reads, but not across these
             with _lock:
                 pass
-        _words(self._memory)[self._reader] = 1
+        _words(self._memory)[self._reader] += 1
 
     def _checked(self, x: torch.Tensor) -> mmap.mmap:
         """The slot.
@@ -159,17 +164,51 @@ def send_message(x: torch.Tensor, axis: Axis, to: Sequence[int], tag: int = 0) -
     Raises:
         RuntimeError: one of them has ended.
     """
-    fit = [slot for slot in _slots if slot.size >= HEAD + x.nbytes and slot.free()]
-    if not fit:
-        fit = [_Slot(x.nbytes)]
-        _slots.extend(fit)
-    slot = min(fit, key=lambda slot: slot.size)
-    slot.fill(x, len(to))
+    slot = _slot_of.get(x.data_ptr())
+    if slot is None or slot.used != x.nbytes:
+        fit = [slot for slot in _slots if slot.size >= HEAD + x.nbytes and slot.free()]
+        if not fit:
+            fit = [_Slot(x.nbytes)]
+            _slots.extend(fit)
+        slot = min(fit, key=lambda slot: slot.size)
+        slot.fill(x)
     pipes = _agreed_pipes(axis)
+    slot.sent += [0] * (len(to) - len(slot.sent))
     for reader, rank in enumerate(to):
+        slot.sent[reader] += 1
         member = _member(axis, rank)
         _tell("send", x.nbytes, member)
         pipes.write(member, (*slot.head, reader), tag, f"rank {axis.ranks[rank]}")
+
+
+def in_slot(x: torch.Tensor) -> torch.Tensor:
+    """A copy of `x` in a slot of its own, from which `send_message` sends it without another copy."""
+    slot = _Slot(x.nbytes)
+    slot.fill(x.contiguous())
+    held = torch.frombuffer(slot.memory, dtype=x.dtype, count=x.numel(), offset=HEAD).view(x.shape)
+    _slot_of[held.data_ptr()] = slot
+    held.slot = slot  # type: ignore[attr-defined]  # lives as long as this tensor
+    weakref.finalize(slot, os.close, slot.fd)
+    return held
+
+
+def await_readers(x: torch.Tensor, axis: Axis) -> None:
+    """Block until everybody has read the messages that were sent of `x`, which lies in a slot of its own.
+
+    Raises:
+        RuntimeError: somebody has not within the deadline.
+    """
+    if (slot := _slot_of.get(x.data_ptr())) is None:
+        return
+    seconds = _agreed_pipes(axis).seconds
+    deadline = time.monotonic() + seconds
+    while not slot.free():
+        if time.monotonic() >= deadline:
+            raise RuntimeError(
+                f"Timed out waiting {1000 * seconds:.0f}ms for the ranks {axis.ranks} to read "
+                f"{x.nbytes:,} bytes of rank {axis.ranks[axis.rank]}"
+            )
+        time.sleep(1e-4)
 
 
 def _tell(what: str, nbytes: int, member: int) -> None:
@@ -300,6 +339,7 @@ def _forget() -> None:
     for slot in _slots:
         os.close(slot.fd)
     _slots.clear()
+    _slot_of.clear()
     _seen.clear()
 
 

@@ -71,6 +71,14 @@ def _layer_norm(x: torch.Tensor, normalized: Sequence[int], *_: Any) -> tuple[to
     return _meta(x.shape, x.dtype), _meta(rows, x.dtype), _meta(rows, x.dtype)
 
 
+def _convolution(
+    x: torch.Tensor, weight: torch.Tensor, _: Any, stride: Sequence[int], padding: Sequence[int], *more: Any
+) -> torch.Tensor | None:
+    if x.dim() != 3 or [*stride, *padding] != [1, 0]:
+        return None
+    return _meta([x.shape[0], weight.shape[0], x.shape[2] - weight.shape[2] + 1], x.dtype)
+
+
 def _count(start: int, stop: int, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor | None:
     return _meta([stop - start], dtype or torch.int64) if isinstance(stop - start, int) else None
 
@@ -79,6 +87,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.mm.default": lambda a, b: _meta([a.shape[0], b.shape[1]], a.dtype),
     "aten.addmm.default": lambda c, a, b, **_: _meta([a.shape[0], b.shape[1]], a.dtype),
     "aten.bmm.default": lambda a, b: _meta([*a.shape[:2], b.shape[2]], a.dtype),
+    "aten.convolution.default": _convolution,
     "aten.cumsum.default": lambda x, dim, **_: _meta(x.shape, x.dtype),
     "aten.softplus.default": lambda x, *_: _meta(x.shape, x.dtype),
     "aten.linalg_solve_triangular.default": lambda a, b, **_: _meta(b.shape, b.dtype),

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from labkit.evidence import Witness
 from labkit.ranks.pool import WarmPool
+from minimegatron.comm import async_ops, gloo, shared_memory
 from minimegatron.comm import collectives as c
-from minimegatron.comm import shared_memory
 from minimegatron.comm.axis import Axis
+from minimegatron.comm.gloo import GlooTransport
 from minimegatron.comm.ring import Shift
+from minimegatron.comm.transport import Transport
 from minimegatron.errors import RankError
 from minimegatron.launch.error_report import is_consequence
 
@@ -195,6 +197,62 @@ def slots_after(rank: int, world: int) -> int:
 def test_a_slot_is_used_again() -> None:
     with WarmPool(2) as pool:  # processes of its own, which have no slots yet
         assert max(pool.run(slots_after)) <= 4
+
+
+def accumulated(rank: int, world: int, min_bytes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A sum that is added to something: by the transport, by torch's backend, and by hand."""
+    axis, start_at = Axis.world("world"), terms(rank + 9, 10_001, torch.float32)
+    x = terms(rank, 10_001 * world, torch.float32)
+    found = []
+    for transport in (GlooTransport(), Transport()):
+        with through(min_bytes), mock.patch.object(gloo, "PIECE", 777), async_ops.transport(transport):
+            total = start_at.clone()
+            c.reduce_scatter_start(x.clone(), axis, total, accumulate=True).wait()
+            found.append(total)
+    return found[0], found[1], start_at + c.reduce_scatter(x, axis)
+
+
+@pytest.mark.parametrize("min_bytes", [ALWAYS, NEVER], ids=["memory", "tcp"])
+def test_a_sum_can_be_added_to_what_is_there(ranks, min_bytes: int) -> None:
+    for ours, torchs, by_hand in ranks(3).run(accumulated, min_bytes):
+        assert torch.equal(ours, by_hand)
+        assert torch.allclose(torchs, by_hand, rtol=1e-5, atol=1e-5)
+
+
+def sent_as_it_is(rank: int, world: int) -> tuple[int, list[list[float]], str]:
+    """Slots that three gathers of one tensor need, what they give, and the error where nobody reads.
+
+    Rank 0 changes the tensor as soon as it may; the others read late.
+    """
+    axis, found = Axis.world("world"), []
+    before = len(shared_memory._slots)
+    with through(ALWAYS):
+        held = c.outgoing(torch.full((50_000,), float(rank)), axis)
+        for number in (1, 2):
+            waiting = [c.all_gather_start(held, axis) for _ in range(number)]
+            time.sleep(0.05 * rank)
+            found += [float(y[-1 - 50_000 * other]) for y in (p.wait() for p in waiting) for other in range(world)]
+            c.await_readers(held, axis)
+            held += 10
+        slots, told = len(shared_memory._slots) - before, ""
+        shared_memory.send_message(held, axis, [(rank + 1) % world])
+        message = shared_memory.Message(axis, (rank - 1) % world)
+        with mock.patch.object(shared_memory._agreed_pipes(axis), "seconds", 0.05):
+            try:
+                c.await_readers(held, axis)
+            except RuntimeError as error:
+                told = str(error)
+        c.barrier(axis)
+        message.wait()
+        message.close()
+        c.await_readers(held, axis)
+    return slots, found, told
+
+
+def test_a_tensor_that_is_sent_again_and_again_is_not_copied_and_changes_when_all_have_read_it(ranks) -> None:
+    for slots, found, told in ranks(3).run(sent_as_it_is):
+        assert slots == 0 and found == [2.0, 1.0, 0.0] + 2 * [12.0, 11.0, 10.0]
+        assert "Timed out waiting 50ms for the ranks (0, 1, 2) to read 200,000 bytes of rank" in told
 
 
 Program = list[tuple[str, int, int]]  # collective, elements, how many more begin before it is waited for

@@ -379,11 +379,17 @@ MUTANTS = (
     # -------------------------------------------------------------------------------------- messages in memory
     Mutant(
         "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/gloo.py",
-        "            _add_up([own, *(message.view(own) for message in messages)], output)\n"
+        "            _add_up([own, *(message.view(own) for message in messages)], output, accumulate)\n"
         "            _close(messages)\n",
         "            views = [message.view(own) for message in messages]\n            _close(messages)\n"
-        "            _add_up([own, *views], output)\n",
+        "            _add_up([own, *views], output, accumulate)\n",
         _LET_GO,
+    ),
+    Mutant(
+        "a shard changes while others read it", "minimegatron/comm/shared_memory.py",
+        "    while not slot.free():\n", "    while False:\n",
+        "tests/comm/test_shared_memory.py::test_a_tensor_that_is_sent_again_and_again_is_not_copied_and_changes_when_all"
+        "_have_read_it",
     ),
     Mutant(
         "terms of an all-reduce are let go of before they are added", "minimegatron/comm/gloo.py",
@@ -999,13 +1005,12 @@ MUTANTS = (
         "t = torch.cat([t, t[-1:].expand(-s % length, *t.shape[1:])])", _CHUNKS,
     ),
     Mutant(
-        "a chunk reads what it adds itself", _SCAN,
-        "        before.append(state)\n        state = (",
-        "        before.append(own)\n        state = (", _CHUNKS,
+        "a chunk reads the state after it", _SCAN,
+        "found.append(h[:-1])", "found.append(h[1:])", _CHUNKS,
     ),
     Mutant(
-        "a state passes the border of documents", _SCAN, "throughout = (last == before)",
-        "throughout = (last == last)", _CHUNKS,
+        "a state passes the border of documents", _SCAN,
+        "            keep = keep & (of[:, None] == of)[..., None]\n", "", _CHUNKS,
     ),
     Mutant(
         "a state of an earlier document is read", _SCAN, "self._reads = masked_exp(a, from_start)",
@@ -1019,7 +1024,9 @@ MUTANTS = (
         "decays of later tokens are computed and then dropped", _SCAN, "log.masked_fill(~keep, -torch.inf)).exp()",
         "log).exp() * (1.0 if keep is None else keep)", "tests/layers/ssm/test_scan.py -k overflow",
     ),
-    Mutant("a tap sees the document before", _CONV, "                tap = tap * same.t()[..., None]\n", "", _PACKED),
+    Mutant(
+        "a tap sees the document before", _CONV, "rows[i : i + n] * same.t()[..., None]", "rows[i : i + n]", _PACKED,
+    ),
     Mutant(
         "a document id that comes again goes on", _CONV, "(document_ids.diff(dim=1) != 0).cumsum(1)",
         "(document_ids - document_ids[:, :1])[:, 1:]", _PACKED,
@@ -1039,12 +1046,12 @@ MUTANTS = (
     ),
     Mutant(
         "the gate is put on after the norm", _MIXER,
-        "        y = (y * F.silu(z.to(y.dtype))).unflatten(-1, (self.groups, -1))\n"
-        "        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)\n"
-        "        return y.flatten(-2)",
-        "        y = y.unflatten(-1, (self.groups, -1))\n"
-        "        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)\n"
-        "        return (y.flatten(-2) * F.silu(z.to(y.dtype)))", _OF_HF,
+        "        u = (y * F.silu(z.to(y.dtype))).unflatten(-1, (groups, -1))\n",
+        "        u, weight = y.unflatten(-1, (groups, -1)), weight * F.silu(z)\n", _OF_HF,
+    ),
+    Mutant(
+        "the gradient of a gated norm leaves out that of its mean", _MIXER, "g - n * (g * n).mean(-1, keepdim=True)",
+        "g", "tests/models/test_huggingface.py -k gradients",
     ),
     Mutant(
         "no time step is limited", _MIXER, "return dt if low == 0.0 and high is None else dt.clamp(low, high)",

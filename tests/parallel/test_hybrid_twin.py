@@ -30,7 +30,7 @@ DENSE = {
     "moe_ffn_hidden_size": None, "moe_shared_expert_intermediate_size": None, "moe_shared_expert_gate": False,
 }  # fmt: skip
 FULL = {"recompute_granularity": "full"}
-CORES = {"recompute_granularity": "selective"}
+CORES = {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "layernorm", "mlp")}
 KIND = "cp_comm_type"
 
 

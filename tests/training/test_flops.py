@@ -57,11 +57,14 @@ def test_the_closed_form_of_a_plain_gpt():
 
 
 def test_the_closed_form_of_mamba():
-    """Projections, and in each chunk of 128 tokens: C B^T, the weights by x, the states written and read."""
+    """Projections, four taps, and in each of 8 chunks of 128 tokens C B^T, the weights by x, the states written, read
+    and carried."""
     config, s, chunk = TransformerConfig.from_dict(preset("mamba2-130m")), 1024, 128
     h, inner, n, heads = 768, 1536, 128, 24
-    of_token = 2 * h * (2 * inner + 2 * n + heads) + 2 * inner * h + 2 * chunk * (n + inner) + 4 * inner * n
-    assert forward_flops(config, s)["attention"] == pytest.approx(24 * s * of_token, rel=1e-12)
+    of_token = 2 * h * (2 * inner + 2 * n + heads) + 2 * inner * h + 2 * 4 * (inner + 2 * n)
+    of_token += 2 * chunk * (n + inner) + 4 * inner * n
+    carried = 2 * (s // chunk + 1) ** 2 * inner * n
+    assert forward_flops(config, s)["attention"] == pytest.approx(24 * (s * of_token + carried), rel=1e-12)
     assert forward_flops(config, s)["mlp"] == 0
 
 

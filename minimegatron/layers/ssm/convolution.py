@@ -59,14 +59,14 @@ class CausalConv1d(nn.Module):
             segments: [b, k - 1 + s], numbers of the documents of all of these; None for one document.
         """
         rows, n = torch.cat([tail, x]), len(x)
+        if segments is None:
+            y = F.conv1d(rows.permute(1, 2, 0), self.weight, self.bias, groups=len(self.weight))
+            return F.silu(y.permute(2, 0, 1).contiguous()), rows
         y = x.new_zeros(()) if self.bias is None else self.bias
         y = y.to(torch.promote_types(x.dtype, torch.float32))
-        for i in range(self.kernel):
-            tap = rows[i : i + n]
-            if segments is not None:
-                same = segments[:, i : i + n] == segments[:, self.kernel - 1 :]
-                tap = tap * same.t()[..., None]
-            y = torch.addcmul(y, tap, self.weight[:, 0, i])
+        for i in range(self.kernel):  # a tap in another document is left out
+            same = segments[:, i : i + n] == segments[:, self.kernel - 1 :]
+            y = torch.addcmul(y, rows[i : i + n] * same.t()[..., None], self.weight[:, 0, i])
         return F.silu(y).to(x.dtype), rows
 
     def over(self, pieces: Pieces, x: torch.Tensor, segments: torch.Tensor | None = None) -> torch.Tensor:

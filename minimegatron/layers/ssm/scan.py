@@ -14,7 +14,7 @@ attention without a softmax, where the weight of token j for token i is C_i . B_
     y_i = sum_{j <= i} exp(a_i - a_j) (C_i . B_j) dt_j x_j             a_i = A (dt_1 + ... + dt_i)
 
 Both forms are used. The sequence is cut into chunks of l tokens; inside a chunk the second form is three products, and
-from chunk to chunk states are carried, s / l steps in place of s:
+from chunk to chunk states are carried, by one more product for each `BLOCK` chunks:
 
 | of a chunk | formula                                               | shape                |
 |------------|-------------------------------------------------------|----------------------|
@@ -39,6 +39,8 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
+
+BLOCK = 32  # chunks whose states are carried by one product
 
 
 class Scan:
@@ -79,7 +81,7 @@ class Scan:
         a = chunks(dt * A).cumsum(2).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)  # [c, b, g, r, l]
         place = torch.arange(length, device=x.device)
         pairs = place[:, None] >= place  # [l, l], or of each chunk
-        to_end = from_start = throughout = None
+        to_end = from_start = self._documents = None
         if segments is not None:
             of = torch.cat([segments[:, 1:], segments[:, -1:].expand(-1, -s % length)], 1)
             of = of.unflatten(1, (-1, length)).transpose(0, 1)  # [c, b, l]
@@ -87,13 +89,13 @@ class Scan:
             before = torch.cat([segments[None, :, 0], last[:-1]])
             pairs = pairs & (of[..., None] == of[:, :, None])[:, :, None, None]
             to_end, from_start = ((of == end[..., None])[:, :, None, None] for end in (last, before))
-            throughout = (last == before)[:, :, None, None]
+            self._documents = torch.cat([before[:1], last])  # of the token before the piece, and of each chunk's last
         decays = masked_exp(a[..., None] - a[..., None, :], pairs)
         within = torch.einsum("cblgn,cbmgn->cbglm", self._C, B)[:, :, :, None] * decays
         self._within = torch.einsum("cbgrlm,cbmgrp->cblgrp", within, x)
         kept = masked_exp(a[..., -1:] - a, to_end).permute(0, 1, 4, 2, 3)[..., None] * x
         self._states = torch.einsum("cblgrp,cblgn->cbgrpn", kept, B).flatten(2, 3)
-        self._decays = masked_exp(a[..., -1], throughout).flatten(2, 3)
+        self._logs = a[..., -1].flatten(2, 3)
         self._reads = masked_exp(a, from_start).permute(0, 1, 4, 2, 3)[..., None]
 
     def outputs(self, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,17 +104,37 @@ class Scan:
         Args:
             state: default zeros.
         """
-        before, after = carry(self._zeros() if state is None else state, self._states, self._decays)
-        h = torch.stack(before).unflatten(2, (self._C.shape[3], -1))
+        before, after = self._carry(state)
+        h = before.unflatten(2, (self._C.shape[3], -1))
         y = self._within + torch.einsum("cblgn,cbgrpn->cblgrp", self._C, h) * self._reads
         return y.transpose(1, 2).flatten(0, 1)[: self.length].flatten(2, 3), after
 
     def summary(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the piece makes of a state: adds [b, heads, p, n], after a decay [b, heads] of it."""
-        return carry(self._zeros(), self._states, self._decays)[1], self._decays.prod(0)
+        whole = None if self._documents is None else (self._documents[0] == self._documents[-1])[:, None]
+        return self._carry(None)[1], masked_exp(self._logs.sum(0), whole)
 
-    def _zeros(self) -> torch.Tensor:
-        return self._states.new_zeros(self._states.shape[1:])
+    def _carry(self, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states before the chunks [chunks, b, heads, p, n], and that after them, `BLOCK` chunks at once."""
+        state, found = self._states.new_zeros(self._states.shape[1:]) if state is None else state, []
+        for i in range(0, len(self._states), BLOCK):
+            given = torch.cat([state[None], self._states[i : i + BLOCK]])
+            h = torch.einsum("kjbh,jbhpn->kbhpn", self._passed(i, i + BLOCK), given)
+            state = h[-1]
+            found.append(h[:-1])
+        return found[0] if len(found) == 1 else torch.cat(found), state
+
+    def _passed(self, first: int, stop: int) -> torch.Tensor:
+        """What is left of each state after each chunk, [k, j, b, heads]: of the one before the chunks (j = 0) and of
+        their own, after none of them (k = 0) and after each."""
+        logs = F.pad(self._logs[first:stop], (0, 0) * 2 + (1, 0))
+        place = torch.arange(len(logs), device=logs.device)
+        later = (place[:, None] > place)[..., None, None]
+        keep = (place[:, None] >= place)[..., None, None]
+        if self._documents is not None:
+            of = self._documents[first : stop + 1]
+            keep = keep & (of[:, None] == of)[..., None]
+        return masked_exp(logs[:, None].masked_fill(~later, 0.0).cumsum(0), keep)
 
 
 def step(

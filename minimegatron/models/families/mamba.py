@@ -76,6 +76,8 @@ def _read(keys: Keys) -> Fields:
     h, heads, width = (int(keys[name]) for name in ("hidden_size", "num_heads", "head_dim"))
     keys.only("hidden_act", "silu")
     keys["time_step_min"]
+    for key in ("rms_norm", "norm_before_gate"):  # in files, and not in the class, whose norm is after the gate
+        keys.only(key, True)
     if keys["expand"] * h != heads * width:
         raise ConfigError(
             f"expand ({keys['expand']}) * hidden_size ({h}) with {heads} heads of {width} is not supported",

@@ -57,7 +57,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.collectives import Work, all_gather_start
+from minimegatron.comm.collectives import Work, all_gather_start, await_readers, outgoing
 from minimegatron.parallel.data.buckets import BucketSpan, BufferLayout
 from minimegatron.parallel.data.units import Unit
 
@@ -130,7 +130,8 @@ class ShardedParams:
         members = [params[i] for i in bucket.members]
         places = tuple(layout.params[i].shifted(-bucket.span.start) for i in bucket.members)
         self.whole = _laid_out(members, BufferLayout(places, (bucket,)), bucket.span.size)
-        self.shard = self.whole[bucket.shard(axis.rank, axis.size).shifted(-bucket.span.start).slice].clone()
+        own = self.whole[bucket.shard(axis.rank, axis.size).shifted(-bucket.span.start).slice]
+        self.shard = outgoing(own, axis)
         self._bytes = self.whole.untyped_storage().nbytes()
         self._pending: Work | None = None
         self._gathered = True
@@ -150,6 +151,10 @@ class ShardedParams:
         if self._pending is not None:
             self._pending.wait()
             self._pending, self._gathered = None, True
+
+    def settle(self) -> None:
+        """Wait until the other ranks have read the shard: it is about to change."""
+        await_readers(self.shard, self.axis)
 
     def release(self) -> None:
         """Free the memory of `whole`."""

@@ -288,6 +288,11 @@ class Zero3(Zero2):
         super().end_pass()
         self.release_weights()
 
+    def finish(self) -> None:
+        super().finish()
+        for bucket in dict.fromkeys(self._bucket_of.values()):
+            bucket.settle()
+
     def start_param_gather(self) -> None:
         self.release_weights()  # what is gathered is old
 

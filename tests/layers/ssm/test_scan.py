@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minimegatron.layers.ssm import scan
 from minimegatron.layers.ssm.convolution import segments_of
 from minimegatron.layers.ssm.scan import Scan, carry, step
 
@@ -49,7 +50,8 @@ DOCUMENTS = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 3], [0, 1, 1, 1, 
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one document", "documents"])
 @pytest.mark.parametrize("chunk_size", [1, 4, 7, S, 100])
-def test_chunks_are_the_recurrence(chunk_size, documents):
+def test_chunks_are_the_recurrence(chunk_size, documents, monkeypatch):
+    monkeypatch.setattr(scan, "BLOCK", 3)  # chunks of 1 make five blocks
     of = inputs()
     state = torch.randn(
         2, HEADS, P, N, generator=torch.Generator().manual_seed(2), dtype=torch.float64
