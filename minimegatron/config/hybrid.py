@@ -117,13 +117,9 @@ class HybridFields(Config):
             f"linear_attention_freq={self.linear_attention_freq!r} gives none of {num_layers} layers Gated DeltaNet",
             "drop linear_attention_freq",
         )
-        given = {
-            name: getattr(self, name)
-            for name, value in {"hybrid_override_pattern": None, "transformer_impl": "local"}.items()
-            if getattr(self, name) != value
-        }
-        named = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        require(not given, f"linear_attention_freq with {named}", f"drop {', '.join(given)}")
+        for name, value in {"hybrid_override_pattern": None, "transformer_impl": "local"}.items():
+            given = getattr(self, name)
+            require(given == value, f"linear_attention_freq with {name}={given!r}", f"drop {name}")
         divides(
             self.linear_num_key_heads, self.linear_num_value_heads, "linear_num_key_heads", "linear_num_value_heads"
         )
