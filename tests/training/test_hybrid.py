@@ -25,9 +25,9 @@ NEXT = (
     "--preset qwen3-next-80b-a3b --num-layers 4 --num-query-groups 2 --kv-channels 16 --ffn-hidden-size 48 "
     "--linear-num-key-heads 2 --linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 8 "
     "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 16 --moe-shared-expert-intermediate-size 16 "
-    "--sequence-parallel --micro-batch-size 1 --global-batch-size 4 --lr-decay-iters 4"
+    "--micro-batch-size 1 --global-batch-size 4 --lr-decay-iters 4"
 )
-TP2, PP2 = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
+TP2, PP2 = "--tensor-model-parallel-size 2 --sequence-parallel", "--pipeline-model-parallel-size 2"
 
 
 @pytest.mark.parametrize("flags", mostly_thorough([LINE, NEXT], [0]), ids=["mamba", "delta"])
@@ -56,6 +56,6 @@ def test_a_run_goes_on_in_other_layouts_and_is_published(ranks, tmp_path, flags)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("flags", [LINE, NEXT], ids=["mamba", "delta"])
 def test_it_is_planned(flags):
-    line = [*TINY.split(), "--mock-data", *flags.split(), "--tensor-model-parallel-size", "2"]
+    line = [*TINY.split(), "--mock-data", *flags.split(), *TP2.split()]
     told = plan(parse_args(line, 2), 2, CLUSTERS["h100"])
     assert not any(memory.unknown for memory in told.memory.values()) and told.bytes > 0
