@@ -187,7 +187,16 @@ def test_a_quantised_folder_is_one_over_tp_and_becomes_a_plain_one(tmp_path, ran
 
 # --------------------------------------------------------------------------------------------- activation-aware
 
-FAMILIES = ["llama2", "llama2-mha-bias", "qwen2.5-tied-mqa", "gemma2", "olmo2", "qwen2_moe", "deepseek_v3", "qwen3_next"]
+FAMILIES = [
+    "llama2",
+    "llama2-mha-bias",
+    "qwen2.5-tied-mqa",
+    "gemma2",
+    "olmo2",
+    "qwen2_moe",
+    "deepseek_v3",
+    "qwen3_next",
+]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -13,7 +13,7 @@ from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.errors import ConfigError
+from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.layers.ssm.delta_rule import DeltaRule
@@ -142,6 +142,11 @@ def ours_from(theirs: Theirs, parallel: ParallelConfig | None = None) -> GPTMode
     ours = GPTModel(config, Mesh.build(parallel or ParallelConfig())).eval()
     load_logical(ours, state_from_huggingface(theirs.state, config, family))
     return ours
+
+
+def logical_names(config: Any) -> set[str]:
+    with torch.device("meta"):
+        return {name for name, _ in logical_parameters(GPTModel(config, Mesh.serial()))}
 
 
 def deviations(rank: int, world: int, theirs: Theirs, layouts: list[dict[str, Any]]) -> list[float]:
@@ -277,6 +282,19 @@ def test_round_trip_of_a_model_in_memory_is_bit_exact(name):
         tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
         assert set(back) == set(state) - tied
     assert count_parameters(config) == sum(p.numel() for p in theirs.parameters())
+
+
+def test_tensors_that_their_class_leaves_out_are_left_out_here():
+    """Published files of Qwen3-Next have weights of multi-token prediction; in another family they are refused."""
+    for name in ("qwen3_next", "qwen3_moe"):
+        theirs = hf_model(name)
+        family, config = config_from_huggingface(theirs.config.to_dict())
+        state = {**theirs.state_dict(), "mtp.fc.weight": torch.zeros(3, 3)}
+        if name == "qwen3_next":
+            assert state_from_huggingface(state, config, family).keys() == logical_names(config)
+        else:
+            with pytest.raises(CheckpointError, match=r"left over mtp\.fc\.weight"):
+                state_from_huggingface(state, config, family)
 
 
 @pytest.mark.parametrize(
