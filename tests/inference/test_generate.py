@@ -38,7 +38,7 @@ def hugging_face(name):
     "name",
     mostly_thorough(
         NAMES,
-        ["gpt2", "mistral", "gemma2", "deepseek_v3", "nemotron_h", "qwen3_next"].__contains__,
+        ["gpt2", "mistral", "gemma2", "deepseek_v3", "nemotron_h"].__contains__,
         ["gpt2", "mistral"].__contains__,
     ),
 )

@@ -54,7 +54,7 @@ def test_a_run_goes_on_in_other_layouts_and_is_published(ranks, tmp_path, flags)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("flags", [LINE, NEXT], ids=["mamba", "delta"])
+@pytest.mark.parametrize("flags", mostly_thorough([LINE, NEXT], [0]), ids=["mamba", "delta"])
 def test_it_is_planned(flags):
     line = [*TINY.split(), "--mock-data", *flags.split(), *TP2.split()]
     told = plan(parse_args(line, 2), 2, CLUSTERS["h100"])
