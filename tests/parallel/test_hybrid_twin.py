@@ -50,7 +50,7 @@ TWO = [
     case({}, SIZES, sharding="fsdp2"),
     case({TP: 2}, DENSE),
     case({TP: 2, SP: True, EP: 2, ETP: 1}, DELTA | CORES, documents=True),
-    case({CP: 2}, DELTA | CORES, documents=True),
+    case({CP: 2}, DELTA | CORES),
     case({PP: 2}, DENSE | FULL, accumulation=2),
     case({CP: 2, KIND: "a2a"}, DENSE, documents=True),
     case({}, DELTA, sharding="optim_grads_params", accumulation=2, overlap=True, empty_rank=1),
