@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from minimegatron.checkpoint import mxfp4
 from minimegatron.checkpoint.hf_config import QUANTIZED
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.sources import Described, Source, shown, slices, whole
@@ -53,6 +54,10 @@ def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], li
     """
     quantised: set[str] = set()
     kept = {"lm_head"}
+    if FAMILIES[family].stacks:
+        raise ConfigError(
+            f"the experts of {family} are stacks, and {METHOD} quantises Linear", fix="a model of another family"
+        )
     for match in FAMILIES[family].matches(config):
         if not match.ours.endswith("weight") and match.expert is None:
             continue
@@ -297,6 +302,11 @@ class Words:
     scales: Source
 
 
+def is_mxfp4(keys: Any) -> bool:
+    """Whether a `quantization_config` is that of `checkpoint/mxfp4`."""
+    return isinstance(keys, dict) and keys.get("quant_method") == mxfp4.METHOD
+
+
 def dequantised(source: Source, keys: Any) -> Source:
     """The tensors of a published folder, dequantised if need be.
 
@@ -308,9 +318,12 @@ def dequantised(source: Source, keys: Any) -> Source:
         ConfigError: see `scheme_of`.
         CheckpointError: see `Dequantised`; or packed weights without a `quantization_config`.
     """
+    if is_mxfp4(keys):
+        mxfp4.check(keys)
+        return mxfp4.Mxfp4(source)
     if keys is not None:
         return Dequantised(source, scheme_of(keys))
-    packed = next((name for name in source.tensors if name.endswith(_WORDS)), None)
+    packed = next((name for name in source.tensors if name.endswith((_WORDS, mxfp4.BLOCKS))), None)
     if packed is not None:
         raise CheckpointError(
             f"{packed} is quantised, and config.json has no {KEY}", fix="take config.json from the same download"

@@ -41,6 +41,7 @@ from minimegatron.checkpoint.sources import (
     shown,
     whole,
 )
+from minimegatron.checkpoint.stacks import Stacked, Unstacked
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 from minimegatron.models.families import FAMILIES
@@ -132,6 +133,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         CheckpointError: listing every tensor that is missing, unexpected, of a shape that does not fit the others, or
             of a dtype that no weight has.
     """
+    theirs = Unstacked(theirs, FAMILIES[family].stacks) if FAMILIES[family].stacks else theirs
     tensors: dict[str, Described] = {}
     row_copies: list[Copy] = []
     problems: list[str] = []
@@ -187,7 +189,7 @@ def _check_tied(theirs: Source, table: Iterable[Match]) -> None:
         )
 
 
-def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
+def as_theirs(ours: Source, config: TransformerConfig, family: str) -> Source:
     """Our logical tensors under their names; a tied output layer is written once, as they do.
 
     Raises:
@@ -209,7 +211,8 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
         of_match = list(copies(match, shape, config))
         tensors |= {name: Described(dtype, dims) for name, dims in _their_shapes(of_match, shape).items()}
         row_copies += [copy.turned() for copy in of_match]
-    return View(ours, tensors, row_copies)
+    view = View(ours, tensors, row_copies)
+    return Stacked(view, FAMILIES[family].stacks) if FAMILIES[family].stacks else view
 
 
 _STACK = re.compile(r"model\.layers\.(\d+)\.(?:mlp|mixer)\.experts\.(gate_up_proj|up_proj|down_proj)")
@@ -223,7 +226,8 @@ def _as_published(state: Mapping[str, torch.Tensor], family: Family) -> dict[str
     | a gate, an up and a down projection of every expert     | `mlp.experts.gate_up_proj`, `down_proj`      |
     | an up and a down projection of every expert             | `mixer.experts.up_proj`, `down_proj`         |
     """
-    stacks = [row.theirs for row in family.tensors if "{e}" in row.theirs[0]]  # fc1, fc2
+    rows = () if family.stacks else family.tensors  # their stacks are published
+    stacks = [row.theirs for row in rows if "{e}" in row.theirs[0]]  # fc1, fc2
     found: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         stack = _STACK.fullmatch(name) if stacks else None

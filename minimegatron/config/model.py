@@ -77,8 +77,14 @@ class TransformerConfig(
     activation: str = opt(
         MODEL,
         "gelu",
-        "activation of the MLP; swiglu, geglu and geglu_tanh are gated",
-        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu", "geglu_tanh"),
+        "activation of the MLP; swiglu, geglu, geglu_tanh and quick_geglu are gated",
+        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu", "geglu_tanh", "quick_geglu"),
+    )
+    glu_linear_offset: float = opt(
+        MODEL, 0.0, "quick_geglu: added to the values that are gated (gpt-oss: 1)", least=0.0
+    )
+    activation_func_clamp_value: float | None = opt(
+        MODEL, None, "quick_geglu: c, gates are at most c, and values within [-c, c] (gpt-oss: 7)", above=0.0
     )
     untie_embeddings_and_output_weights: bool = opt(MODEL, False, "separate matrix for the output layer")
     scale_embeddings: bool = opt(MODEL, False, "multiply the embedding of a token by sqrt(h) (Gemma)")
@@ -108,6 +114,12 @@ class TransformerConfig(
         ("learned_absolute", "rope", "mrope", "none"),
     )
     rotary_base: float = opt(MODEL, 10000.0, "RoPE's base", above=0.0)
+    rotary_base_local: float | None = opt(
+        MODEL,
+        None,
+        "its base in layers with a window, to which no scaling applies; default that of all (Gemma 3)",
+        above=0.0,
+    )
     rotary_percent: float = opt(MODEL, 1.0, "share of each head that is rotated", above=0.0)
     rotary_interleaved: bool = opt(MODEL, False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
     mrope_section: tuple[int, ...] | None = opt(
@@ -142,6 +154,13 @@ class TransformerConfig(
     softmax_scale: float | None = opt(MODEL, None, "factor of attention scores; default 1 / sqrt(d)", above=0.0)
     attn_logit_softcapping: float | None = opt(
         MODEL, None, "c: an attention score x, scaled, becomes c tanh(x / c) (Gemma 2)", above=0.0
+    )
+    softmax_type: str = opt(
+        MODEL,
+        "vanilla",
+        "attention's softmax: over the keys, over one more of score 0, or over one whose score each head learns, a "
+        "sink (gpt-oss)",
+        ("vanilla", "off-by-one", "learnable"),
     )
     sliding_window: int | None = opt(MODEL, None, "a token sees itself and this many minus one before it", least=1)
     window_attn_skip_freq: str | None = opt(
@@ -204,7 +223,7 @@ class TransformerConfig(
             ffn_hidden_size=max(64, int(4 * self.hidden_size * 2 / 3) // 64 * 64) if gated else 4 * self.hidden_size,
         )
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
-        self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
+        self._check_experts(self.ffn_hidden_size)
         self._check_fp8(self.num_experts, self.moe_grouped_gemm)
         self._check_latent(self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias)
         if self.rotates:
@@ -250,12 +269,24 @@ class TransformerConfig(
             f"attn_logit_softcapping with attention_backend {backend}: that program knows no cap",
             "attention_backend=auto",
         )
-        unknown = ("attn_logit_softcapping", "softmax_scale", "attention_output_gate")
-        given = [name for name in unknown if getattr(self, name) not in (None, False)]
+        names = ("attn_logit_softcapping", "softmax_scale", "attention_output_gate")
+        given = [name for name in names if getattr(self, name) not in (None, False)]
+        given += ["softmax_type"] * self.has_sinks
         require(
             not given or not self.multi_latent_attention,
-            f"multi_latent_attention with {' and '.join(given)}: scores with a scale of their own, no cap and no gate",
+            f"multi_latent_attention with {' and '.join(given)}: its scores have their own scale, no cap, sink or gate",
             f"drop {', '.join(given)}",
+        )
+        require(
+            not self.has_sinks or backend not in ("flash", "te"),
+            f"softmax_type {self.softmax_type} with attention_backend {backend}: that program knows no sinks",
+            "attention_backend=auto",
+        )
+        require(
+            not self.has_sinks or self.attention_dropout == 0.0 or backend in ("auto", "reference"),
+            f"softmax_type {self.softmax_type} and attention_dropout={self.attention_dropout} with attention_backend "
+            f"{backend}: only the formula drops weights beside a sink",
+            "attention_backend=reference, or attention_dropout=0",
         )
         require(
             self.window_attn_skip_freq is None or self.sliding_window is not None,
@@ -291,6 +322,11 @@ class TransformerConfig(
                 f"{slow} is {low}, {fast} is {high}: channels between them are blended",
                 f"choose {slow} < {fast}",
             )
+        require(
+            self.rotary_base_local is None or not self.multi_latent_attention,
+            f"rotary_base_local={self.rotary_base_local} with multi_latent_attention, whose layers turn alike",
+            "drop it",
+        )
         section = self.mrope_section
         if self.position_embedding_type == "mrope":
             require(
@@ -320,7 +356,12 @@ class TransformerConfig(
 
     @property
     def gated_linear_unit(self) -> bool:
-        return self.activation in ("swiglu", "geglu", "geglu_tanh")
+        return self.activation in ("swiglu", "geglu", "geglu_tanh", "quick_geglu")
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether attention's softmax divides by more than the sum over keys."""
+        return self.softmax_type != "vanilla"
 
     @property
     def norms_input(self) -> bool:

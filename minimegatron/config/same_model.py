@@ -21,6 +21,7 @@ from minimegatron.config.model import TransformerConfig
 # Fields -> conditions on other fields: `name` (given, or switched on), `name=a|b`, `name>1`.
 NEEDS = {
     "rotary_base rotary_interleaved rope_scaling_type": "position_embedding_type=rope|mrope",
+    "rotary_base_local": "sliding_window position_embedding_type=rope|mrope",
     "rotary_percent": "position_embedding_type=rope|mrope multi_latent_attention=False",
     "kv_channels num_query_groups": "multi_latent_attention=False",
     "rope_scaling_factor": "rope_scaling_type=linear|llama3|yarn",
@@ -29,6 +30,7 @@ NEEDS = {
     "yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim": "rope_scaling_type=yarn",
     "yarn_correction_range_round_to_int": "rope_scaling_type=yarn",
     "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim": "multi_latent_attention",
+    "glu_linear_offset activation_func_clamp_value": "activation=quick_geglu",
     "mtp_loss_scaling_factor": "mtp_num_layers",
     "mamba_num_heads mamba_head_dim mamba_state_dim mamba_num_groups": "hybrid_override_pattern",
     "mamba_conv_kernel mamba_dt_limit_min mamba_dt_limit_max mamba_chunk_size": "hybrid_override_pattern",

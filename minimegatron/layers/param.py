@@ -24,7 +24,7 @@ From the layout follow
 | ""           | complete: every tp rank computed the same number                                               |
 | "sequence"   | the sum over its own tokens with sequence parallelism: norms, row biases, positions             |
 | "heads"      | the sum over its own heads: the norms of queries and keys                                       |
-| "experts"    | its own part of a sum over etp: one of the two adapters of an expert's matrix                   |
+| "experts"    | its own part of a sum over etp: the bias of fc2, one of the two adapters of an expert's matrix  |
 
 Megatron-LM keeps this in attributes of the parameter (`tensor_model_parallel`, `partition_dim`, `sequence_parallel`,
 `shared`) and finds the norms of queries and keys by a substring of their name.

@@ -25,6 +25,7 @@ from minimegatron.errors import ConfigError
 SWITCHES: dict[str, tuple[str, Any]] = {
     "--swiglu": ("activation", "swiglu"),
     "--squared-relu": ("activation", "squared_relu"),
+    "--quick-geglu": ("activation", "quick_geglu"),
     "--openai-gelu": ("activation", "gelu_tanh"),
     "--bf16": ("params_dtype", "bf16"),
     "--accumulate-allreduce-grads-in-fp32": ("main_grads_dtype", "fp32"),
@@ -124,8 +125,8 @@ UNSUPPORTED = """
     no-overlap-p2p-communication grad-reduce-in-bf16 ddp-* tp-comm-* fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-*
     kitchen-* use-te use-transformer-engine-op-fuser cuda-graph-* external-cuda-graph optimizer-cuda-graph
     cpu-offloading* fine-grained-* offload-modules activation-offload-fraction delay-offload-*
-    apply-residual-connection-post-layernorm softmax-type quick-geglu glu-linear-offset activation-func-clamp-value
-    apply-query-key-layer-scaling heterogeneous-layers-* init-method-xavier-uniform data-parallel-random-init
+    apply-residual-connection-post-layernorm apply-query-key-layer-scaling heterogeneous-layers-*
+    init-method-xavier-uniform data-parallel-random-init
     embedding-init-method-std per-split-data-args-path per-dataset-sequences-path fim-* sft sft-* tiktoken-*
     special-tokens tokenizer-metadata tokenizer-hf-* tokenizer-sentencepiece-* trust-remote-code null-tokenizer-*
     chat-template metadata-path no-mmap-bin-files num-dataset-builder-threads dataloader-* full-validation

@@ -38,7 +38,7 @@ def hugging_face(name):
     "name",
     mostly_thorough(
         NAMES,
-        ["gpt2", "mistral", "gemma2", "deepseek_v3", "nemotron_h"].__contains__,
+        ["gpt2", "mistral", "gemma2", "deepseek_v3", "gpt_oss", "nemotron_h"].__contains__,
         ["gpt2", "mistral"].__contains__,
     ),
 )
@@ -64,11 +64,14 @@ LAYOUTS = {
         ("nemotron_h", UNEVEN, {}),
         ("qwen3_next", TP2 | SP, {}),
         ("qwen3_next", PP2, {}),
+        ("gpt_oss", TP2 | SP, {}),
+        ("gemma3", TP2, {}),
     ],
     4: [
         ("llama3.1", {"tensor_model_parallel_size": 4}, {}),
         ("qwen3_moe", UNEVEN | EP2, {}),
         ("qwen2.5", TP2 | PP2, {}),
+        ("gpt_oss", PP2 | EP2, ALLTOALL),
     ],
 }
 

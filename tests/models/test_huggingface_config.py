@@ -6,7 +6,6 @@ configuration that its class makes of it, and by the logits of a tiny model.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.thorough import mostly_thorough
 TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
 TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "deepseek_v3": "deepseek_v3"}
 TINY |= {name: name for name in ("gemma2", "olmo2", "mamba2", "nemotron_h", "qwen3_next")}
+TINY |= {"gpt_oss": "gpt_oss", "gemma3_text": "gemma3"}
 
 
 def file_of(family: str) -> dict[str, Any]:
@@ -157,14 +157,19 @@ def test_an_unknown_key_is_refused_by_its_name(family, key):
         config_from_huggingface(file)
 
 
+def _class_of(family: str) -> type:
+    import transformers
+
+    return getattr(transformers, FAMILIES[family].architecture)
+
+
 @pytest.mark.parametrize("family", TINY)
 def test_no_key_is_read_that_the_class_does_not_have(family):
     """By its attributes, or by the code of the model or its configuration, which ask for some that a file may add."""
     import transformers
 
     config = transformers.CONFIG_MAPPING[family]()
-    code = inspect.getsource(importlib.import_module(f"transformers.models.{family}.modeling_{family}"))
-    code += inspect.getsource(type(config))
+    code = "".join(inspect.getsource(inspect.getmodule(cls)) for cls in (_class_of(family), type(config)))
     names = {**FAMILIES[family].defaults, **FAMILIES[family].aliases}
     assert [k for k in names if k != "rope_theta" and not hasattr(config, k) and f'"{k}"' not in code] == []
 
@@ -200,10 +205,15 @@ def test_a_key_of_other_families_is_refused(family):
             if "partial_rotary_factor" in FAMILIES[family].defaults:
                 assert config_from_huggingface({**file_of(family), "rope_parameters": table})[1].rotary_percent == 0.5
                 continue
-            with pytest.raises(ConfigError, match=f"partial_rotary_factor=0.5 is not {family}'s"):
-                config_from_huggingface({**file_of(family), "rope_parameters": table})
-            whole = {**table, "partial_rotary_factor": 1.0}  # says what is so
-            assert config_from_huggingface({**file_of(family), "rope_parameters": whole})[1].rotary_percent == 1.0
+            nested = "rope_local_base_freq" in FAMILIES[family].defaults
+            for part in (0.5, 1.0):  # the second says what is so
+                tables: dict[str, Any] = {**table, "partial_rotary_factor": part}
+                file = {**file_of(family), "rope_parameters": {"full_attention": tables} if nested else tables}
+                if part == 1.0:
+                    assert config_from_huggingface(file)[1].rotary_percent == 1.0
+                    continue
+                with pytest.raises(ConfigError, match=f"partial_rotary_factor=0.5 is not {family}'s"):
+                    config_from_huggingface(file)
 
 
 def test_files_of_transformers_4():

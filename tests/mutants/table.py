@@ -68,6 +68,8 @@ _STATES = "tests/inference/test_pages.py -k nemotron_h"
 _OF_RULE, _OF_NET = "tests/layers/ssm/test_delta_rule.py", "tests/layers/ssm/test_gated_delta_net.py"
 _CORRECTIONS, _OF_NEXT = f"{_OF_RULE} -k recurrence", "tests/models/test_huggingface.py::test_logits[qwen3_next-1]"
 _DELTA_TP = "tests/parallel/test_hybrid_twin.py::test_two_ranks[9]"
+_SINKS, _GPT_OSS_TWIN = "tests/layers/attention/test_sinks.py", "tests/parallel/test_expert_twin.py -k gpt_oss_on_two"
+_GPT_OSS, _GEMMA3 = (f"tests/models/test_huggingface.py -k logits[{name}-1]" for name in ("gpt_oss", "gemma3"))
 _GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
 
 MUTANTS = (
@@ -1198,5 +1200,100 @@ MUTANTS = (
         "all of a head is rotated whatever the file says", "minimegatron/models/families/llama_like.py",
         'scaling.get("partial_rotary_factor", keys["partial_rotary_factor"])',
         '1.0 + 0 * scaling.get("partial_rotary_factor", keys["partial_rotary_factor"])', _OF_NEXT,
+    ),
+    # ------------------------------------------------------------------------------------------- gpt-oss, Gemma 3
+    Mutant(
+        "a ring joins the sink once for each block", "minimegatron/layers/attention/context_parallel.py",
+        "            attend(joined, q, own, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)\n",
+        "            attend(joined, q, own, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)\n"
+        "            if sink is not None and owner != axis.rank:\n                joined.add_sink(sink)\n",
+        f"{_SINKS} -k p2p",
+    ),
+    Mutant(
+        "ranks that have exchanged heads use the first heads' sinks",
+        "minimegatron/layers/attention/context_parallel.py", "sink.chunk(inner.size)[inner.rank]",
+        "sink.chunk(inner.size)[0]", f"{_SINKS} -k a2a",
+    ),
+    Mutant(
+        "the gradient of a sink is that of a key", "minimegatron/layers/attention/pieces.py",
+        "return -(share * ", "return (share * ", f"{_SINKS} -k formula",
+    ),
+    Mutant(
+        "a sink is the same on all tp ranks", "minimegatron/layers/attention/core_attention.py",
+        "ParamLayout((heads,), 0, parts, mesh.tp.rank, Init", "ParamLayout((heads,), 0, parts, 0, Init", _GPT_OSS_TWIN,
+    ),
+    Mutant(
+        "a step with pages forgets the sink", "minimegatron/layers/attention/core_attention.py",
+        "            self.softmax_offset,\n            kernels", "            None,\n            kernels",
+        "tests/inference/test_pages.py -k whole[gpt_oss]",
+    ),
+    Mutant(
+        "gated values are clamped from above alone", "minimegatron/kernels/plain.py", "up.clamp(-limit, limit)",
+        "up.clamp(max=limit)", _GPT_OSS,
+    ),
+    Mutant(
+        "gates are clamped from below too", "minimegatron/kernels/plain.py", "gate.clamp(max=limit)",
+        "gate.clamp(-limit, limit)", _GPT_OSS,
+    ),
+    Mutant("gated values have no offset", "minimegatron/kernels/plain.py", "* (up + offset)", "* up", _GPT_OSS),
+    Mutant("a gate's sigmoid is not steeper", "minimegatron/kernels/plain.py", "1.702 * gate", "gate", _GPT_OSS),
+    Mutant(
+        "each etp rank adds the bias of fc2", "minimegatron/layers/moe/layer.py",
+        "if self.bias2 is None or self.etp.rank > 0:", "if self.bias2 is None:", _GPT_OSS_TWIN,
+    ),
+    Mutant(
+        "the bias of fc2 has no sum over etp", "minimegatron/layers/moe/layer.py",
+        'experts=here, partial="experts")', "experts=here)", _GPT_OSS_TWIN,
+    ),
+    Mutant(
+        "the bias of fc2 counts whole in each expert", "minimegatron/layers/moe/layer.py",
+        "(rows(self.bias2) * sent.probs[:, None])", "rows(self.bias2)", _GPT_OSS,
+    ),
+    Mutant(
+        "stacked biases decay", "minimegatron/optim/groups.py",
+        "    dims = len(layout.shape) - (layout.experts is not None)  # of one expert\n    decays = dims > 1",
+        "    dims = len(layout.shape) - (layout.experts is not None)\n    decays = len(layout.shape) > 1",
+        "tests/optim/test_optimizer.py -k experts",
+    ),
+    Mutant(
+        "gates and values lie side by side in a published stack", "minimegatron/checkpoint/stacks.py",
+        "self._last[1][..., first::step]", "self._last[1].chunk(step, -1)[first]", _GPT_OSS,
+    ),
+    Mutant(
+        "the high half of a byte comes first", "minimegatron/checkpoint/mxfp4.py",
+        "(FP4[(blocks & 15).long()], FP4[(blocks >> 4).long()])",
+        "(FP4[(blocks >> 4).long()], FP4[(blocks & 15).long()])",
+        "tests/checkpoint/test_mxfp4.py -k numbers",
+    ),
+    Mutant(
+        "YaRN's blend begins at whole channels whatever the file says", "minimegatron/models/families/llama_like.py",
+        'bool(scaling.get("truncate", True))', 'bool(scaling.get("truncate", True) or True)', _GPT_OSS,
+    ),
+    Mutant(
+        "every other layer with a window begins with the second", "minimegatron/models/families/llama_like.py",
+        "WINDOWED if (i + 1) % said else FULL", "FULL if (i + 1) % said else WINDOWED",
+        "tests/models/test_huggingface_config.py -k class[gpt_oss",
+    ),
+    Mutant(
+        "layers with a window turn as all others", "minimegatron/layers/attention/self_attention.py",
+        "self.rotary[:2] if window is None else self.rotary[-2:]", "self.rotary[:2]", _GEMMA3,
+    ),
+    Mutant(
+        "the scaling of RoPE is that of all layers", "minimegatron/layers/rope.py",
+        'plain = {"rotary_base": config.rotary_base_local, "rope_scaling_type": "none"}',
+        'plain = {"rotary_base": config.rotary_base_local}', _GEMMA3,
+    ),
+    Mutant(
+        "scores are divided by sqrt(d) whatever the file says", "minimegatron/models/families/gemma.py",
+        'None if scalar == keys["head_dim"] else', "None if scalar else", _GEMMA3,
+    ),
+    Mutant(
+        "1 + gamma is rounded to 16 bits", "minimegatron/layers/norm.py", "if gamma.dtype != wide:", "if False:",
+        "tests/layers/test_norm.py",
+    ),
+    Mutant(
+        "sqrt(h) is not rounded as the weights are", "minimegatron/layers/embedding.py",
+        "torch.tensor(config.hidden_size**0.5, dtype=config.dtype,", "torch.tensor(config.hidden_size**0.5,",
+        "tests/layers/test_embedding.py -k scaled",
     ),
 )  # fmt: skip

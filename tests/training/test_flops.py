@@ -37,7 +37,8 @@ def test_published_runs(h, layers, heads, batch, flops, seconds, gpus, mfu):
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2-124m", "llama3-8b", "gemma2-2b", "qwen1.5-moe-a2.7b", "deepseek-v3", "nemotron-h-8b"]
+    "name",
+    ["gpt2-124m", "llama3-8b", "gemma2-2b", "qwen1.5-moe-a2.7b", "deepseek-v3", "nemotron-h-8b", "gpt-oss-20b"],
 )
 def test_shapes_alone_give_the_products_that_torch_gives(name, monkeypatch):
     def products():

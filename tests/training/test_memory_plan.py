@@ -52,8 +52,20 @@ CAPPED = {
     "window_attn_skip_freq": "2", "untie_embeddings_and_output_weights": False,
 }  # fmt: skip
 HYBRID = {
-    "hybrid_override_pattern": "M*-M", "num_layers": 4, "mamba_num_heads": 8, "mamba_head_dim": 16,
-    "mamba_num_groups": 2, "mamba_state_dim": 16, "mamba_chunk_size": 16, "position_embedding_type": "none",
+    "hybrid_override_pattern": "M*-M",
+    "num_layers": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "mamba_num_groups": 2,
+    "mamba_state_dim": 16,
+    "mamba_chunk_size": 16,
+    "position_embedding_type": "none",
+}
+LOCAL = CAPPED | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "qk_layernorm": True,
+                  "rotary_base_local": 20.0, "rope_scaling_type": "linear"}  # fmt: skip
+SINKS = MOE | {
+    "add_bias_linear": True, "softmax_type": "learnable", "activation": "quick_geglu", "glu_linear_offset": 1.0,
+    "activation_func_clamp_value": 7.0, "sliding_window": 16, "window_attn_skip_freq": "2",
 }  # fmt: skip
 DELTA = {
     "linear_attention_freq": "2", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
@@ -150,6 +162,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "hybrid, stage 3, selective": (2, {"data_parallel_sharding_strategy": "optim_grads_params"},
                                    HYBRID | {"recompute_granularity": "selective"}),
     "hybrid of experts, ep2": (2, EP2, HYBRID | MOE | {"hybrid_override_pattern": "MEM*", "activation": "relu"}),
+    "sinks and clamped experts, ep2": (2, EP2, SINKS),
+    "sinks and clamped experts, tp2 sp, stage 3": (
+        2, TP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, SINKS | {"params_dtype": "bf16"}),
+    "sinks, cp2 ring, recompute": (2, CP2, SINKS | FULL),
+    "sinks, cp2 by heads": (2, CP2 | {"cp_comm_type": "a2a"}, SINKS),
+    "two bases, tp2 sp, bf16": (2, TP2, LOCAL | BF16),
+    "two bases, cp2 ring": (2, CP2, LOCAL),
     "gated delta": (1, {}, DELTA),
     "gated delta, tp2 sp, bf16": (2, TP2, DELTA | BF16),
     "gated delta, cp2 ring, documents": (2, CP2, DELTA | {"documents": True}),
@@ -166,7 +185,7 @@ ORDINARY = {
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
     "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
-    "gated delta, tp2 sp, bf16",
+    "gated delta, tp2 sp, bf16", "sinks and clamped experts, ep2", "two bases, tp2 sp, bf16",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 

@@ -91,6 +91,8 @@ class Family:
         prefix: prefix of their names, which files may leave out.
         left_out: what the names of tensors begin with that the family's class does not read either.
         renamed: part of a name in their model in memory -> as published.
+        stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
+            names end (`checkpoint/stacks`); {} where files have a tensor for each expert.
         tokenizer: the class with which transformers reads every folder's tokenizer, whatever the folder says.
         tensorrt_llm: what a TensorRT-LLM checkpoint states about the family beside the sizes; None if its classes do
             not compute it.
@@ -107,6 +109,7 @@ class Family:
     prefix: str = ""
     left_out: tuple[str, ...] = ()
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
     tensorrt_llm: Mapping[str, Any] | None = None
 

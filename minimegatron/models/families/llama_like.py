@@ -4,6 +4,7 @@
 |-------------------------------------|--------------------------------------------------------------------|
 | `FIELDS`, `DEFAULTS`                | the fields of all; the defaults of most classes of transformers    |
 | `SIZES`, `GATE`, `biases`, `WINDOW` | parts of their `config.json`                                       |
+| `layer_types`                       | windows of some layers                                             |
 | `rope`                              | RoPE and its scaling; transformers 5 keeps both in                 |
 |                                     | `rope_parameters`, before that in `rope_theta` and `rope_scaling`  |
 | `WORDS`, `HEAD`, `ENDS`,            | rows of their tensors; `ENDS` also has the norms of a layer,       |
@@ -73,6 +74,36 @@ WINDOW = Part(
     lambda config: {"sliding_window": config.sliding_window},
 )
 
+WINDOWED, FULL = "sliding_attention", "full_attention"
+
+
+def layer_types(period: int) -> Part:
+    """The part for layers that have a window, but for every `period`-th, or as `layer_types` lists them."""
+
+    def read(keys: Keys) -> Fields:
+        layers, window = keys["num_hidden_layers"], keys["sliding_window"]
+        said = int(keys.get("sliding_window_pattern", period))  # of files before `layer_types`
+        kinds = keys["layer_types"] or [WINDOWED if (i + 1) % said else FULL for i in range(layers)]
+        windowed = [kind == WINDOWED for kind in kinds]
+        if len(kinds) != layers or not {*kinds} <= {WINDOWED, FULL} or (window is None and any(windowed)):
+            raise ConfigError(
+                f"layer_types={kinds} with sliding_window={window} in a model of {layers} layers is not supported",
+                fix=f"{WINDOWED} or {FULL} for each layer, and a sliding_window",
+            )
+        in_turn = windowed == [(i + 1) % period != 0 for i in range(layers)]
+        return {
+            "sliding_window": int(window) if any(windowed) else None,
+            "window_attn_skip_freq": (None if len({*windowed}) == 1 else str(period) if in_turn else pattern(windowed)),
+        }
+
+    def write(config: TransformerConfig) -> Fields:
+        return {
+            "sliding_window": config.sliding_window,
+            "layer_types": [WINDOWED if windowed else FULL for windowed in config.windowed_layers],
+        }
+
+    return Part(read, write)
+
 
 def biases(*names: str) -> Part:
     """The part for biases everywhere or nowhere; `names` are the family's keys among attention_bias and mlp_bias."""
@@ -101,7 +132,10 @@ def rope(*kinds: str, partial: bool = False) -> Part:
         scaling = Keys(dict(older or given or {}), "rope")
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         scaling.get("type")
-        fields: Fields = {"rotary_base": float(scaling.get("rope_theta", keys["rope_theta"]))}
+        fields: Fields = {
+            "rotary_base": float(scaling.get("rope_theta", keys["rope_theta"])),
+            "rope_scaling_type": "none",  # also of a family whose members scale
+        }
         if partial:
             fields["rotary_percent"] = float(scaling.get("partial_rotary_factor", keys["partial_rotary_factor"]))
         for table in () if partial else (scaling, keys):
