@@ -92,7 +92,7 @@ def test_tp_divides_key_heads():
         ({"linear_num_value_heads": 6}, r"\(4\) does not divide linear_num_value_heads \(6\)"),
         ({"hybrid_override_pattern": "**"}, r"linear_attention_freq with hybrid_override_pattern='\*\*'"),
         ({"transformer_impl": "transformer_engine"}, "linear_attention_freq with transformer_impl"),
-        ({"multi_latent_attention": True, "attention_output_gate": True, "add_bias_linear": False}, "and no gate"),
+        ({"multi_latent_attention": True, "attention_output_gate": True, "add_bias_linear": False}, "output no gate"),
     ],
 )
 def test_what_is_refused(change, said):
