@@ -274,8 +274,8 @@ class TransformerConfig(
         given += ["softmax_type"] * self.has_sinks
         require(
             not given or not self.multi_latent_attention,
-            f"multi_latent_attention with {' and '.join(given)}: its scores have their own scale, no cap and no sinks, its "
-            "output no gate",
+            f"multi_latent_attention with {' and '.join(given)}: its scores have their own scale, no cap and no sinks, "
+            "its output no gate",
             f"drop {', '.join(given)}",
         )
         require(
