@@ -35,8 +35,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT) JOBS=$(JOBS); SYSTEM=1 uses the torch that PYTHON has"
 
-lab: $(VENV)/.lab $(STARTUP) $(NEWS) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; ALLOW_ROOT=1: as root)
-	$(BIN)/minimegatron lab --port $(PORT) $(if $(ALLOW_ROOT),--allow-root)
+lab: $(VENV)/.lab $(STARTUP) $(NEWS) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; LANGUAGE=zh: 中文; ALLOW_ROOT=1: as root)
+	$(BIN)/minimegatron lab --port $(PORT) $(if $(findstring command,$(origin LANGUAGE)),--language $(LANGUAGE)) $(if $(ALLOW_ROOT),--allow-root)
 
 # Types are checked on one core while the tests begin on the other.
 test: $(VENV)/.test ## everything that must hold: style, types, imports, tests, notebooks

@@ -36,5 +36,6 @@
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
 | `acceptance`            | a capstone: what is run, held against published criteria                  |
 | `build`, `pictures`     | one source for the lab and its solution; stored pictures in few bytes     |
+| `languages`             | whether a lab's translation says what its English says                    |
 | `answers`               | other answers to a lab's exercises, right and wrong, which test its checks     |
 """

@@ -40,6 +40,8 @@ from labkit.ranks.torchrun import Run, launch, render
 from labkit.record import course_digest
 from labkit.verdict import Panel, Progress, Verdict
 from labkit.workspace import Workspace
+from minimegatron.commands import prose
+from minimegatron.commands.my_labs import SAID_IN
 from minimegatron.errors import ConfigError, MinimegatronError
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
@@ -170,6 +172,8 @@ class LabMagics(Magics):
         today = f"{work.root}/{lab.name}/{datetime.date.today()}"  # the same text gets the same marks
         seed = hashlib.sha256(today.encode()).hexdigest()
         verdict = judge(self._nursery, self._course, lab[name].name, work.sources(), seed)
+        if verdict.idea:
+            verdict = dataclasses.replace(verdict, idea=self._said("idea", name, lab[name].idea))
         verdict = work.remember(verdict)
         self._move_panel()
         return verdict
@@ -177,7 +181,15 @@ class LabMagics(Magics):
     @plain
     def hint(self, name: str) -> None:
         """Print how one exercise can be solved."""
-        print(self.lab_and_work[0][name].hint)
+        print(self._said("hint", name, self.lab_and_work[0][name].hint))
+
+    def _said(self, kind: str, name: str, english: str) -> str:
+        """An exercise's idea or hint in the language of the labs, where it is translated."""
+        language = os.environ.get(SAID_IN, prose.ENGLISH)
+        if language == prose.ENGLISH:
+            return english
+        there = prose.read(_source_of(self._course).with_name(f"{language}.md")).get(prose.Which(kind, name))
+        return there.text if there and there.of == prose.stamp(english) else english
 
     @plain
     def progress(self) -> Progress:

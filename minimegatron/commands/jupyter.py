@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = Parser("minimegatron lab", description="open JupyterLab on the labs")
     parser.add_argument("folder", nargs="?", type=Path, help="default: my-labs/, with your copies of labs/")
+    parser.add_argument("--language", help="of the labs' prose and hints, en or zh; default: as the last time")
     parser.add_argument("--port", type=int, default=8888, help="the first free one from here on (default 8888)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument("--allow-root", action="store_true", help="run as root although this is not a container")
@@ -45,8 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if root and not args.allow_root and not in_container(os.environ):
         raise ConfigError("this is root, and not in a container", fix="use an ordinary account, or add --allow-root")
     if not args.folder:
-        folder, said = my_labs.bring(shipped)
+        folder, said = my_labs.bring(shipped, args.language)
         print("".join(f"{line}\n" for line in said), end="")
+        os.environ[my_labs.SAID_IN] = my_labs.language_of(folder)
+    elif args.language:
+        raise ConfigError("--language is of your copies, and a folder is named", fix="leave FOLDER or --language out")
     browser = has_display(os.environ) and not args.no_browser
     command = lab_command(folder.resolve(), args.port, browser=browser, root=root)
     print(f"$ {' '.join(command)}", flush=True)

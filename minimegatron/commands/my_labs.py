@@ -12,7 +12,9 @@
 | has other cells           | is newer           | it stays, and the new lab is put beside it: `NAME-new.ipynb`      |
 
 A notebook has the digest of the cells that the build wrote (`metadata.minimegatron.digest`). So its version is known
-after a learner has changed it, and whether they have; outputs are not part of the digest.
+after a learner has changed it, and whether they have; outputs are not part of the digest. A copy in another language
+(`prose`) has the digest of its own cells as well (`shown`); to switch languages changes the prose of a copy, and
+nothing that the learner wrote.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minimegatron.commands import prose
 from minimegatron.errors import ConfigError
 
 FOLDER = "my-labs"
+SAID_IN = "MINIMEGATRON_LANGUAGE"  # the variable that tells kernels in which language hints are wanted
+_LANGUAGE = ".language"  # a file in that folder
 
 
 def digest(notebook: Any) -> str:
@@ -37,24 +42,54 @@ def digest(notebook: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def bring(shipped: Path) -> tuple[Path, list[str]]:
+def bring(shipped: Path, language: str | None = None) -> tuple[Path, list[str]]:
     """Make the learner's folder beside `shipped`, or update it.
+
+    Args:
+        shipped: the labs.
+        language: of their prose; None: that of the last time, at first English.
 
     Returns:
         The folder, and a line about each thing that a learner should know.
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: it cannot be written, or there are no labs in this language.
     """
-    folder = shipped.resolve().parent / FOLDER
+    folder, course = shipped.resolve().parent / FOLDER, shipped.resolve().parent / "course"
+    there = prose.languages(course)
+    if language is not None and language not in there:
+        raise ConfigError(f"there are no labs in {language!r}", fix=f"--language {' or '.join(there)}")
     try:
         lines = [] if folder.is_dir() else [f"your labs are in {FOLDER}/: copies, yours to change"]
         folder.mkdir(exist_ok=True)
+        before = language_of(folder)
         for notebook in sorted(shipped.glob("*.ipynb")):
             lines += _bring_one(notebook, folder)
+            if (wanted := language or before) != prose.ENGLISH or before != prose.ENGLISH:
+                _translate(folder / notebook.name, notebook, wanted, there[1:], course / notebook.stem)
+        if language not in (None, before):
+            (folder / _LANGUAGE).write_text(f"{language}\n", encoding="utf-8")
     except OSError as error:
         fix = "make it writable, or copy the notebooks elsewhere: minimegatron lab FOLDER"
         raise ConfigError(f"{FOLDER}/ cannot be written ({error.strerror or error})", fix=fix) from None
     return folder, lines
+
+
+def language_of(folder: Path) -> str:
+    """The language of a learner's copies."""
+    file = folder / _LANGUAGE
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else prose.ENGLISH
+
+
+def _translate(mine: Path, shipped: Path, language: str, others: list[str], texts: Path) -> None:
+    """Switch a copy to a language; `texts` is the folder of the lab's translations."""
+    english, copy = (json.loads(path.read_text(encoding="utf-8")) for path in (shipped, mine))
+    tables = {other: prose.pairs(english, texts / f"{other}.md") for other in others}
+    known = copy["metadata"].get("minimegatron", {})
+    for notebook in (english, copy):
+        prose.switch(notebook, tables.values(), tables.get(language, {}))
+    if known.get("digest") == english["metadata"].get("minimegatron", {}).get("digest"):
+        known["shown"] = digest(english)
+    _write(mine, json.dumps(copy, ensure_ascii=False, indent=1) + "\n")
 
 
 class _Version(NamedTuple):
@@ -67,8 +102,9 @@ class _Version(NamedTuple):
 def _version(path: Path) -> _Version:
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        built = str(notebook["metadata"]["minimegatron"]["digest"])
-        return _Version(built, digest(notebook) != built)
+        known = notebook["metadata"]["minimegatron"]
+        built = str(known["digest"])
+        return _Version(built, digest(notebook) != known.get("shown", built))
     except (ValueError, KeyError, TypeError):  # not as the build wrote it
         return _Version("", True)
 
@@ -100,7 +136,11 @@ def _bring_one(notebook: Path, mine: Path) -> Iterator[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy in one step: the copy is whole or does not exist."""
+    _write(target, source.read_text(encoding="utf-8"))
+
+
+def _write(target: Path, text: str) -> None:
+    """Write in one step: the file is whole, or as it was."""
     fresh = target.with_name(f".{target.name}.new")
-    shutil.copyfile(source, fresh)
+    fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, target)

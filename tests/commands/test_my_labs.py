@@ -12,6 +12,7 @@ import pytest
 from labkit import source
 from minimegatron.commands import my_labs
 from minimegatron.commands.my_labs import bring, digest
+from minimegatron.commands.prose import Which, mark
 from minimegatron.errors import ConfigError
 
 NAME = "01_a.ipynb"
@@ -136,3 +137,44 @@ def test_the_shipped_labs_have_their_own_digest() -> None:
 def test_git_does_not_see_them() -> None:
     root = Path(__file__).resolve().parents[2]
     assert f"/{my_labs.FOLDER}/" in (root / ".gitignore").read_text().splitlines()
+
+
+def in_two_languages(root: Path, english: str = "# One", of: str = "# One", code: str = "1") -> None:
+    """A lab with a prose cell and one of code, and the Chinese of the prose `of`."""
+    prose_cell, code_cell = nbformat.v4.new_markdown_cell(english, id="one"), nbformat.v4.new_code_cell(code, id="two")
+    notebook = nbformat.v4.new_notebook(cells=[prose_cell, code_cell])
+    notebook.metadata["minimegatron"] = {"digest": digest(notebook)}
+    (root / "labs").mkdir(exist_ok=True)
+    nbformat.write(notebook, root / "labs" / NAME)
+    (root / "course" / "01_a").mkdir(parents=True, exist_ok=True)
+    (root / "course" / "01_a" / "zh.md").write_text(f"{mark(Which('cell', 'one'), of)}\n# 一\n", encoding="utf-8")
+
+
+def test_a_switch_of_language_changes_the_prose_and_keeps_the_work(tmp_path: Path) -> None:
+    in_two_languages(tmp_path)
+    mine = bring(tmp_path / "labs")[0] / NAME
+    assert cells(mine) == ["# One", "1"]
+    notebook = nbformat.read(mine, 4)
+    notebook.cells[1].source = "mine"
+    nbformat.write(notebook, mine)
+    for language, want in (("zh", "# 一"), (None, "# 一"), ("en", "# One"), (None, "# One"), ("zh", "# 一")):
+        assert bring(tmp_path / "labs", language)[1] == []
+        assert cells(mine) == [want, "mine"], language
+    notebook = nbformat.read(mine, 4)
+    notebook.cells[0].source = "# 一, and a note of mine"
+    nbformat.write(notebook, mine)
+    bring(tmp_path / "labs", "en")
+    assert cells(mine) == ["# 一, and a note of mine", "mine"]
+    with pytest.raises(ConfigError, match="there are no labs in 'de'.*"):
+        bring(tmp_path / "labs", "de")
+
+
+def test_an_update_comes_in_the_language_of_the_copies(tmp_path: Path) -> None:
+    in_two_languages(tmp_path)
+    mine = bring(tmp_path / "labs", "zh")[0] / NAME
+    in_two_languages(tmp_path, code="2")
+    assert bring(tmp_path / "labs")[1] == [f"{NAME}: replaced by a newer version; you had not changed it"]
+    assert cells(mine) == ["# 一", "2"]
+    in_two_languages(tmp_path, english="# One, and more", code="2")  # the translation is older
+    bring(tmp_path / "labs")
+    assert cells(mine) == ["# One, and more", "2"]

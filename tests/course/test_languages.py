@@ -1,0 +1,110 @@
+"""Every translation says what the English says, and nothing old is shown."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from labkit import magics
+from labkit.languages import forbidden, pages, problems, sections
+from minimegatron.commands.prose import Translation, Which, mark, read, stamp
+
+ROOT = Path(__file__).parents[2]
+AVOID = forbidden((ROOT / "course/terms.zh.md").read_text(encoding="utf-8"))
+NAMES = [path.parent.name for path in sorted((ROOT / "course").glob("[0-9][0-9]_*/lab.py"))] + ["README"]
+
+ENGLISH = """## 2 · The ring
+
+Each of `N` ranks sends $2 (N-1)/N$ of 1,024 numbers; see [the paper](https://arxiv.org/abs/1909.08053).
+
+| step | sent |
+|------|------|
+| 1    | `x`  |
+
+```text
+0 -> 1 -> 2
+```"""
+CHINESE = """## 2 · 环
+
+`N` 个 rank 各发送 1,024 个数的 $2 (N-1)/N$；见[论文](https://arxiv.org/abs/1909.08053)。
+
+| 步 | 发送 |
+|----|------|
+| 1  | `x`  |
+
+```text
+0 -> 1 -> 2
+```"""
+WHICH = Which("cell", "the-ring")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_piece_is_translated_and_up_to_date(name: str) -> None:
+    [(_, english, path)] = pages(ROOT, "zh", [name])
+    wrong = [f"{which.kind} {which.name} {problem}" for which, problem in problems(english, read(path), AVOID)]
+    assert not wrong, f"python -m labkit.languages zh {name} --todo prints what is to be translated"
+
+
+def found(english: str, said: str) -> list[str]:
+    return [problem for _, problem in problems({WHICH: english}, {WHICH: Translation(stamp(english), said)}, AVOID)]
+
+
+def test_a_true_translation_has_no_problem(tmp_path: Path) -> None:
+    assert found(ENGLISH, CHINESE) == []
+    file = tmp_path / "zh.md"
+    file.write_text(f"{mark(WHICH, ENGLISH)}\n{CHINESE}\n", encoding="utf-8")
+    assert read(file) == {WHICH: Translation(stamp(ENGLISH), CHINESE)}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("1,024", "1,042"), "numbers: lacks 1,024; has also 1,042"),
+        (lambda text: text.replace("`N`", "N"), "code: lacks N"),
+        (lambda text: text.replace("(N-1)/N", "(N+1)/N"), "formulas: lacks $2 (N-1)/N$; has also $2 (N+1)/N$"),
+        (lambda text: text.replace("08053", "08054"), "links: lacks https://arxiv.org/abs/1909.08053"),
+        (lambda text: text.replace("## ", "# "), "headings: lacks ##; has also #"),
+        (lambda text: text.replace("| 1  | `x`  |\n", ""), "columns of table rows: lacks 2"),
+        (lambda text: text.replace("-> 2", "-> 3"), "code blocks: lacks"),
+        (lambda text: text.replace("发送", "发送全归约"), "says 全归约, not all-reduce"),
+    ],
+)
+def test_what_no_language_changes_is_compared(change: Callable[[str], str], said: str) -> None:
+    assert any(said in problem for problem in found(ENGLISH, change(CHINESE))), found(ENGLISH, change(CHINESE))
+
+
+def test_what_is_lacking_outdated_or_no_longer_there_is_named() -> None:
+    there = Translation(stamp(ENGLISH), CHINESE)
+    other = Which("cell", "another")
+    assert list(problems({WHICH: ENGLISH}, {}, {})) == [(WHICH, "is not translated")]
+    [(_, said)] = problems({WHICH: ENGLISH + " more"}, {WHICH: there}, {})
+    assert said == "has changed since it was translated"
+    assert list(problems({WHICH: ENGLISH}, {WHICH: there, other: there}, {})) == [(other, "is not in the English")]
+    turned = list(problems({WHICH: ENGLISH, other: ENGLISH}, {other: there, WHICH: there}, {}))
+    assert turned == [(other, "is at another place than in the English")]
+
+
+def test_a_page_is_cut_at_its_headings_and_not_inside_of_code() -> None:
+    page = "# One\n\ntext\n\n```bash\n# no heading\n```\n\n## Two words\nmore\n"
+    assert list(sections(page)) == [Which("section", "one"), Which("section", "two-words")]
+    assert "\n".join(sections(page).values()).replace("\n", "") == page.replace("\n", "")
+
+
+def test_a_hint_is_in_the_language_of_the_labs_while_it_says_what_the_english_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = types.ModuleType("some_course")
+    course.__file__ = str(tmp_path / "__init__.py")
+    monkeypatch.setitem(sys.modules, "some_course", course)
+    asked = magics.LabMagics.__new__(magics.LabMagics)
+    asked._course = "some_course"
+    (tmp_path / "zh.md").write_text(f"{mark(Which('hint', 'ring'), 'N - 1 times.')}\nN - 1 次。\n", encoding="utf-8")
+    assert asked._said("hint", "ring", "N - 1 times.") == "N - 1 times."
+    monkeypatch.setenv(magics.SAID_IN, "zh")
+    assert asked._said("hint", "ring", "N - 1 times.") == "N - 1 次。"
+    assert asked._said("hint", "ring", "N times.") == "N times."
+    assert asked._said("idea", "ring", "N - 1 times.") == "N - 1 times."
