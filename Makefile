@@ -28,7 +28,7 @@ STARTUP = $(VENV)/etc/ipython/startup/50-minimegatron.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lab test pytest lint stale unit thorough notebooks gpu browser format doctor clean
+.PHONY: help lab test pytest lint stale unit thorough notebooks site gpu browser format doctor clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,7 +55,7 @@ unit: JOBS = $(if $(ARGS),2,3)
 unit: $(VENV)/.test ## the tests that take little (ARGS="tests/layers -k rope": some of them; SLOW=1: slow ones, too)
 	$(PYTEST) -p no:nbval $(PARALLEL) $(if $(SLOW),,--quick) $(ARGS)
 
-thorough: lint ## all that there is: every matrix in full, notebooks as on other CPUs and with other seeds; takes long
+thorough: lint $(VENV)/.site ## all that there is: every matrix in full, notebooks as on other CPUs and with other seeds; takes long
 	$(PYTEST) $(PARALLEL) $(NBVAL) --thorough $(or $(ARGS),tests labs solutions)
 
 stale: $(VENV)/.test ## labs and solutions are what their sources say
@@ -63,6 +63,9 @@ stale: $(VENV)/.test ## labs and solutions are what their sources say
 
 notebooks: stale ## labs and solutions also run to the outputs they store
 	$(PYTEST) $(PARALLEL) $(NBVAL) labs solutions
+
+site: $(VENV)/.site ## the website, into build/site/html: labs, guides, reference, papers, questions, a search
+	$(BIN)/python -m docs.site
 
 format: $(VENV)/.test ## sort imports, fix what ruff can fix, lay out the rest
 	$(BIN)/ruff check --fix .
@@ -75,8 +78,8 @@ gpu: $(VENV)/.lab ## Transformer Engine and flash-attn, tried once (FORCE=1: aga
 	@$(BIN)/python -m minimegatron.kernels.gpu_setup --stamp $(VENV)/.gpu.json \
 	    --constraints $(CONSTRAINTS) $(if $(FORCE),--force)
 
-browser: $(VENV)/.browser ## notebooks in a real JupyterLab, the chat page of the server (Chromium: from the system's packages)
-	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py tests/serving/test_browser.py
+browser: $(VENV)/.browser $(VENV)/.site ## JupyterLab, the chat page and the website in a browser (Chromium: from the system's packages)
+	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py tests/serving/test_browser.py tests/site/test_browser.py
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info
@@ -113,6 +116,12 @@ $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
 # Tests and what they import, compiled by one process: three would compile the same at the same time.
 $(VENV)/.compiled: $(VENV)/.test
 	@$(PYTEST) -p no:nbval --collect-only --quiet tests >/dev/null || true
+	@touch $@
+
+# The extra without the package, which is read and not imported: no torch.
+$(VENV)/.site: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
+	$(INSTALL) $$($(BIN)/python -c 'import tomllib; from pathlib import Path; \
+	    print(*tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]["site"])')
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.test

@@ -36,7 +36,7 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.paired import Ratio, paired
+from labkit.paired import Ratio, paired
 from minimegatron.checkpoint.commit import Keep, folder_of, read_manifest
 from minimegatron.checkpoint.load import read_tensors
 from minimegatron.checkpoint.regions import Logical, Region

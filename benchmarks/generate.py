@@ -10,7 +10,7 @@
 | theirs    | transformers' Llama, `generate(do_sample=False)` with its default (growing) cache  |
 
 Both continue the same prompts in fp32 by the same number of words, and first it is checked that the words are the same.
-The cost is CPU-seconds of a whole call, prefill and decode (`benchmarks/paired.py`).
+The cost is CPU-seconds of a whole call, prefill and decode (`labkit/paired.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import platform
 import torch
 
 from benchmarks.contenders import FULL, SMOKE, Workload, cpu_seconds, hugging_face_model
-from benchmarks.paired import paired
+from labkit.paired import paired
 from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh

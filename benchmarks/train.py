@@ -13,7 +13,7 @@
 | `apart`    | two processes, half of them each | one process, the same tokens          | efficiency, B / A   |
 
 Every contender trains the same model on the same number of tokens in fp32: forward, backward, clip to 1, AdamW. The
-cost is CPU-seconds of whole steps after two warm-up steps (`benchmarks/paired.py`). A step has 16 samples of 256 tokens
+cost is CPU-seconds of whole steps after two warm-up steps (`labkit/paired.py`). A step has 16 samples of 256 tokens
 in 8 microbatches (4 on each of two replicas); where the sequence is cut, 4 samples of 2048 tokens.
 
 `apart` sends nothing: what it loses is two processes sharing caches, memory and maybe one physical core, and one more
@@ -36,8 +36,8 @@ from typing import Any
 import torch
 
 from benchmarks.contenders import FULL, LONG, SMOKE, Workload, cpu_seconds, hugging_face_step, on_rank, our_step
-from benchmarks.paired import paired
 from benchmarks.picotron import on_picotron_rank
+from labkit.paired import paired
 from labkit.ranks.pool import WarmPool
 from minimegatron.comm.mesh import Mesh
 from minimegatron.launch import procs

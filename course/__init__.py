@@ -7,7 +7,8 @@
     NN_name/answers/       what tries the checks, a file an exercise: other right answers, and wrong ones with what is
                            said to them (`labkit/answers`)
     figures/               what labs draw, a module for each
-    capstones/             projects that are run and held against published criteria
+    capstones/             projects that are run and held against published criteria; NN's given/ is
+                           `course.capstoneNN`
     rehearsal.py           pipeline schedules run with sleep in the place of computation, for labs 03 and 12
     own_scheduler.py       a learner's schedule in the place of the engine's, for lab 10
 
@@ -32,10 +33,11 @@ CLOSED = (
 )  # fmt: skip
 
 
-for _given in Path(__file__).parent.glob("[0-9][0-9]_*/given"):
-    _package = types.ModuleType(f"{__name__}.lab{_given.parent.name[:2]}")
-    _package.__path__ = [str(_given)]
-    sys.modules[_package.__name__] = _package
+for _kind, _folders in (("lab", "[0-9][0-9]_*/given"), ("capstone", "capstones/[0-9][0-9]_*/given")):
+    for _given in Path(__file__).parent.glob(_folders):
+        _package = types.ModuleType(f"{__name__}.{_kind}{_given.parent.name[:2]}")
+        _package.__path__ = [str(_given)]
+        sys.modules[_package.__name__] = _package
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -34,7 +34,9 @@
 |                         | `closing` closes modules, `promises` tests all of it on this machine      |
 | `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
 | `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
-| `acceptance`            | a capstone: what is run, held against published criteria                  |
+| `acceptance`            | a capstone: what is run, held against published criteria; `begin` copies  |
+|                         | its start, `program` is a command of a hand-in and its processes          |
+| `paired`                | two contenders on a noisy machine, by CPU-seconds                         |
 | `build`, `pictures`     | one source for the lab and its solution; stored pictures in few bytes     |
 | `languages`             | whether a lab's translation says what its English says                    |
 | `answers`               | other answers to a lab's exercises, right and wrong, which test its checks     |

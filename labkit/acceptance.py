@@ -6,7 +6,19 @@ does, seen from outside, and any program that does it passes.
     folder with the hand-in ──> Capstone.run, on inputs drawn anew ──> Result of each criterion ──> table, CSV, JSON
 
 Names, points and limits of the criteria are published (docs/capstones.md); the seed of what they ask is drawn when
-grading begins, and the JSON has it. A criterion is met or not. A learner's own grading is the same program.
+grading begins. A criterion is met or not. A learner's own grading is the same program. The JSON has the seed, the
+versions of what has graded, and the facts of the machine.
+
+An author declares criteria in the order in which they are tried::
+
+    CRITERIA = Criteria()
+
+    @CRITERIA(10, "what has to hold, as docs/capstones.md has it")
+    def resumed(session) -> str:
+        require(same, "step 31 has the loss 5.12, where it is 5.11")      # Missed: the criterion is not met, and why
+        return "270 losses are equal"                                    # met, and what was seen
+
+`minimegatron capstone NN FOLDER` copies its `start/` (`labkit/begin`); what it runs is a `Program` (`labkit/program`).
 
 **What is handed in is run with your rights**, in no sandbox: it is a server, a training, a measurement. Read it first,
 or grade in a container.
@@ -19,23 +31,31 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import functools
 import importlib
 import io
 import json
 import os
 import pkgutil
+import platform
 import re
 import secrets
-import sys
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from labkit import marks as files
+from labkit.regrade import versions
 from labkit.shown import clean
-from minimegatron.errors import ConfigError, DataError, did_you_mean
+from minimegatron.errors import ConfigError, DataError, MinimegatronError, did_you_mean
 from minimegatron.flags import Parser
+from minimegatron.launch.drivers import nvidia_smi
+from minimegatron.launch.procs import usable_cores
+
+T = TypeVar("T")
+Try = TypeVar("Try", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +93,73 @@ class Result:
 Tell = Callable[[Result], None]
 
 
+class Missed(Exception):
+    """A criterion is not met, or out of `Capstone.run` none that is left can be tried; and why."""
+
+
+FAULTS = (Missed, OSError, MinimegatronError)  # of a hand-in, while a criterion is tried
+
+
+def require(holds: bool, told: str) -> None:
+    """Raise `Missed` unless something holds."""
+    if not holds:
+        raise Missed(told)
+
+
+def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
+    """A method whose value is kept, or what it has raised of `FAULTS`: a run that has failed is not tried again."""
+    name = f"_once_{method.__name__}"
+
+    @functools.wraps(method)
+    def kept(self: Any) -> T:
+        if name not in vars(self):
+            try:
+                vars(self)[name] = method(self), None
+            except FAULTS as error:
+                vars(self)[name] = None, error
+        value, raised = vars(self)[name]
+        if raised is not None:
+            raise raised
+        return value  # type: ignore[no-any-return]
+
+    return kept
+
+
+class Criteria(Generic[Try]):
+    """The criteria of a capstone, in the order of their functions: each returns what was seen, or raises `Missed`."""
+
+    def __init__(self) -> None:
+        self._tries: dict[Criterion, Try] = {}
+
+    def __call__(self, points: int, limit: str) -> Callable[[Try], Try]:
+        """A decorator: the function is a criterion of its name."""
+
+        def declare(function: Try) -> Try:
+            self._tries[Criterion(function.__name__, points, limit)] = function
+            return function
+
+        return declare
+
+    def __iter__(self) -> Iterator[Criterion]:
+        return iter(self._tries)
+
+    def function(self, criterion: Criterion) -> Try:
+        """What tries it."""
+        return self._tries[criterion]
+
+    def result(self, criterion: Criterion, *evidence: Any) -> Result:
+        """Call the function of a criterion."""
+        try:
+            return Result(criterion, True, self.function(criterion)(*evidence))
+        except FAULTS as error:
+            return missed(criterion, error)
+
+
+def missed(criterion: Criterion, error: Exception) -> Result:
+    """The result of a criterion whose function has raised."""
+    return Result(criterion, False, str(error) if isinstance(error, Missed) else f"{type(error).__name__}: {error}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Capstone:
     """A project with criteria.
@@ -82,7 +169,8 @@ class Capstone:
         file: what a folder holds that is a hand-in.
         criteria: in the order in which they are tried.
         options: adds the command line's own of this capstone.
-        run: (folder, options, random, tell): tries each criterion of `options.criteria`, and tells each result.
+        run: (folder, options, random, tell): tries each criterion of `options.criteria`, and tells each result. Where
+            it raises `Missed`, those that it has not told are not met.
     """
 
     name: str
@@ -113,6 +201,30 @@ def load(wanted: str) -> Capstone:
             return capstone
     fix = did_you_mean(wanted, modules) or f"one of {', '.join(modules)}"
     raise ConfigError(f"there is no capstone `{wanted}`", fix=fix)
+
+
+def folder_of(name: str) -> Path:
+    """Where a capstone's files are, by its full name."""
+    return Path(str(importlib.import_module(known()[name]).__file__)).parent
+
+
+def read_tables(path: Path, *names: str) -> dict[str, Any]:
+    """The tables of a TOML file that is handed in: {name: table, or list of tables}; {} for one that is not there.
+
+    Raises:
+        ConfigError: it cannot be read, or has something else.
+    """
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"it cannot be read: {error}", where=str(path), fix="docs/capstones.md has an example"
+        ) from None
+    tables = {name: said.pop(name, {}) for name in names}
+    if said or not all(isinstance(table, dict | list) for table in tables.values()):
+        what = f"it has {', '.join(said) or 'a value'} where a table belongs"
+        raise ConfigError(what, where=str(path), fix=f"[{'], ['.join(names)}]")
+    return tables
 
 
 def handed_in(folder: Path, capstone: Capstone) -> list[tuple[str, Path]]:
@@ -163,7 +275,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(result)
             print(line(result), flush=True)
 
-        capstone.run(folder, options, Random(f"{seed} {capstone.name}"), tell)
+        try:
+            capstone.run(folder, options, Random(f"{seed} {capstone.name}"), tell)
+        except Missed as error:
+            for criterion in options.criteria[len(results) :]:
+                tell(missed(criterion, error))
         graded.append((learner, results))
         print(f"  {points(results)} of {of(options.criteria)} points")
     if options.out is not None:
@@ -172,11 +288,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         files.write(options.json, as_json(graded, capstone, seed))
     print(f"seed: {seed}")
     return 0
-
-
-def environment() -> dict[str, str]:
-    """For a hand-in's commands: ours, in which `minimegatron` and `python` are those of this interpreter."""
-    return {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
 
 
 def chosen(only: str, capstone: Capstone) -> list[Criterion]:
@@ -228,4 +339,11 @@ def as_json(graded: Sequence[tuple[str, Sequence[Result]]], capstone: Capstone, 
         learner: [{**dataclasses.asdict(r.criterion), "met": r.met, "told": r.told} for r in results]
         for learner, results in graded
     }
-    return json.dumps({"capstone": capstone.name, "seed": seed, "learners": learners}, indent=1) + "\n"
+    run = {"capstone": capstone.name, "seed": seed, "versions": versions(), "machine": machine()}
+    return json.dumps({**run, "learners": learners}, indent=1) + "\n"
+
+
+def machine() -> dict[str, Any]:
+    """Facts of the machine that has graded."""
+    system = f"{platform.system()} {platform.machine()}"
+    return {"system": system, "cores": usable_cores(), "load": os.getloadavg()[0], "gpus": nvidia_smi()}

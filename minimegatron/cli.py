@@ -61,6 +61,7 @@ COMMANDS = {
     "lab": ("minimegatron.commands.jupyter", "open JupyterLab on the labs"),
     "build-labs": ("labkit.build", "write the notebooks from their sources; --check says which are stale"),
     "grade": ("labkit.grade", "mark a folder of submissions: CSV, JSON, a report, feedback for each learner"),
+    "capstone": ("labkit.begin", "begin a capstone: a folder with what is handed in; without words: which there are"),
     "progress": ("labkit.progress", "your points in each lab"),
     "doctor": ("minimegatron.commands.doctor", "say what this machine can do, how things run on it, and what to add"),
 }

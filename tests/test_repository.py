@@ -91,13 +91,19 @@ def test_pre_commit_has_the_ruff_that_is_pinned() -> None:
     assert [hook["id"] for hook in repo["hooks"]] == ["ruff-check", "ruff-format"]
 
 
-@pytest.mark.parametrize("name, target", [("test", "make test"), ("thorough", "make thorough")])
+@pytest.mark.parametrize("name, target", [("test", "make test"), ("thorough", "make thorough"), ("site", "make site")])
 def test_a_workflow_runs_what_a_person_runs(name: str, target: str) -> None:
     workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
     (job,) = workflow["jobs"].values()
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert commands[-1] == (".ci/run" if name == "test" else target)
     assert (ROOT / ".ci/run").read_text().endswith("\nmake test\n")
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    version = re.search(r'^__version__ = "(.+)"$', (ROOT / "minimegatron" / "__init__.py").read_text(), re.M)
+    assert version and str(citation["version"]) == version[1] and citation["license"] == PROJECT["project"]["license"]
 
 
 # ---------------------------------------------------------------------------------------------------- text

@@ -1280,6 +1280,6 @@ progress()
 # | the one division | `parallel/data/finalize.py` | `core/distributed/finalize_model_grads.py` | yours to do |
 # | the sampler | `data/loader.py` | `training/datasets/data_samplers.py` | `DistributedSampler`, without `consumed` |
 #
-# The ring itself is in neither. On GPUs NCCL has it, together with trees, and with sums inside the network's switches.
+# The ring itself is in none of them. On GPUs NCCL has it, together with trees, and with sums inside the network's switches.
 #
 # Next: lab 02, tensor parallelism, where f and g stand around every block of a transformer.

@@ -98,7 +98,7 @@ draw("One microbatch on four ranks", ["F0 B0"] * 4, live=False)
 # |---|---|---|---|
 # | 0 to 1 | F0 | waits | rank 1 has no input yet |
 # | 1 to 2 | F1 | F0 | the output of F0 has arrived |
-# | 2 to 3 | waits | F1 | its B0 needs the gradient that rank 1 makes in B0 |
+# | 2 to 3 | waits | F1 | B0 of rank 0 needs the gradient that rank 1 makes in its B0 |
 # | 3 to 5 | waits | B0 | the last rank has the loss; it can go back without a message |
 # | 5 to 7 | B0 | B1 | the gradient of microbatch 0 has arrived at rank 0 |
 # | 7 to 9 | B1 | waits | the gradient of microbatch 1 has arrived; rank 1 has nothing left to do |
@@ -1421,6 +1421,7 @@ for rank in range(2):
 # 6. *You double the GPUs and keep the batch. What happens to the pipeline?*
 #    <details><summary>answer</summary>If dp doubles, m halves and the bubble doubles. If p doubles, m stays, and the bubble
 #    is about twice as large as well.</details>
+#
 # **Exercise.** Numbers for any run. `layers` are those of the whole model, `tokens` those of one microbatch. The
 # activation of a token at a border is `hidden` numbers in bf16. For its backward a layer keeps
 # `kept_bytes_per_token_and_layer` bytes a token, in which the hidden size is already counted. Return a dict:

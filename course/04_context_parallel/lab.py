@@ -411,8 +411,8 @@ ring_steps({"contiguous": contiguous, "zigzag": zigzag})
 #
 # `cp` describes the ranks that share the sequence: `cp.rank` is this rank's number among them, `cp.size` how many they
 # are, `cp.group` their process group. There may be other ranks in the world: rank j of `cp` is rank `cp.ranks[j]` of
-# the world. `Shift` takes care of this; `dist.isend` needs `cp.ranks[j]` and `group=cp.group`. (The pictures below time
-# `Shift`.) Inputs may be views that are not contiguous; what is sent must be contiguous.
+# the world. `Shift` takes care of this; `dist.isend` needs `cp.ranks[j]` and `group=cp.group`. (The pictures below
+# show messages of `Shift` alone.) Inputs may be views that are not contiguous; what is sent must be contiguous.
 #
 # **Exercise.** `at[j]` are the places of rank j's tokens, zigzag or contiguous. No block travels further than it must.
 # The check counts bytes, multiply-adds, and those multiply-adds that are done while a block travels. It also counts what

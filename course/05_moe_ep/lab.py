@@ -1376,7 +1376,7 @@ for ep, (got, want) in evidence[0].items():
 # all-to-all, those of other groups by the sum over edp. So it is divided by the tokens of all ranks. The reviewer
 # divides by the tokens of edp, which are 1/ep of them. In terms of means: the factor is 1/dp and not 1/edp.
 #
-# Megatron's name for this divisor is `expert_gradient_scaling_factor` (`core/distributed`): 1/dp where the collective
+# In Megatron this divisor is a factor, `expert_gradient_scaling_factor` (`core/distributed`): 1/dp where the collective
 # sums, edp/dp where it already takes the mean over edp.
 #
 # With SGD the experts would learn ep times as fast. And every large run clips. Too large gradients of the experts make

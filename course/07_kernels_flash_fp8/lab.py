@@ -1746,7 +1746,7 @@ progress()
 # | here | minimegatron | Megatron-LM |
 # |---|---|---|
 # | the norms | `kernels/csrc/norm.cu`, `kernels/pointwise.py` | Transformer Engine, Apex |
-# | shuffles, block sums, 16 bytes a load | `kernels/csrc/device.h` | the same |
+# | shuffles, block sums, 16 bytes a load | `kernels/csrc/device.h` | Transformer Engine, Apex |
 # | CUDA on a CPU | `kernels/csrc/emulator.h`, `course/07_kernels_flash_fp8/given` | not there |
 # | flash attention | `kernels/blockwise.py`, `kernels/csrc/flash_attention.cu` | the flash-attn package, Transformer Engine |
 # | casts, tiles, transposed copies | `kernels/fp8.py`, `kernels/csrc/fp8.cu` | Transformer Engine |

@@ -1020,7 +1020,7 @@ for (level, _, limit), far in zip(KINDS, weighed):
 
 # %% [markdown]
 # The ratio of the whole answer makes the gradient exact. That of a token leaves out what was drawn before it: it is biased,
-# and varies much less. That is why most trainers take it, or truncate.
+# and varies much less. That is why most trainers take the ratio of a token, often truncated.
 #
 # *This is a good place to stop: the end of part D.*
 #
@@ -1082,9 +1082,9 @@ for way in ("tokens", "padding", "rows", "microbatches"):
 #
 # Another colleague has made rollouts faster. "Prompts come again in every rollout. Their keys and values need not be computed
 # again, just because we hand over new weights." Rewards rise for a while, and then fall. The folded cell has the
-# engine, three rollouts, and what the trainer says about each answer: log π of the trainer minus log π of the engine, the
-# mean over the answer's tokens. Between two rollouts the weights move as in some steps of training. How many of the ten
-# answers will be apart from what the trainer says?
+# engine, three rollouts, and what the trainer says about each answer: how far log π of the trainer is from log π of the
+# engine, the mean over the answer's tokens. Between two rollouts the weights move as in some steps of training. How many
+# of the ten answers will be apart from what the trainer says?
 
 # %%
 guess("apart", None, "Of ten answers in three rollouts, how many have another log π in the trainer?")

@@ -1419,4 +1419,4 @@ progress()
 # ZeRO (arXiv 1910.02054); Llama team 2024 (arXiv 2407.21783); Young 1974, A first order approximation to the optimum
 # checkpoint interval.
 #
-# Labs 09 and 11 are still to come: training end to end, post-training.
+# If you left them out: labs 09, training end to end, and 11, post-training.

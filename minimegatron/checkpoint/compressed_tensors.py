@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from minimegatron.checkpoint import mxfp4
 from minimegatron.checkpoint.hf_config import QUANTIZED
 from minimegatron.checkpoint.regions import Box
 from minimegatron.checkpoint.sources import Described, Source, shown, slices, whole
@@ -39,6 +40,7 @@ PACKED, FLOAT = "pack-quantized", "float-quantized"
 _WEIGHT, _WORDS, _SCALE, _SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
 _KEPT = ("embedding.", "output_layer.")
 _KEPT_OF_LAYERS = ("router.", "gate_weight")
+_NOT_LINEAR = ("norm.", "conv1d.")
 # Of `quantization_config` and of its groups: what changes the weights' meaning and may have this value only.
 _ONLY: dict[str, Any] = {"kv_cache_scheme": None, "sparsity_config": {}, "transform_config": {}}
 _ONLY_OF_WEIGHTS: dict[str, Any] = {"symmetric": True, "dynamic": False, "actorder": None, "block_structure": None}
@@ -52,6 +54,10 @@ def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], li
     """
     quantised: set[str] = set()
     kept = {"lm_head"}
+    if FAMILIES[family].stacks:
+        raise ConfigError(
+            f"the experts of {family} are stacks, and {METHOD} quantises Linear", fix="a model of another family"
+        )
     for match in FAMILIES[family].matches(config):
         if not match.ours.endswith("weight") and match.expert is None:
             continue
@@ -59,7 +65,7 @@ def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], li
             raise ConfigError(
                 f"the layers of {family} are Conv1D, and {METHOD} quantises Linear", fix="a model of another family"
             )
-        if match.ours.startswith(_KEPT) or "norm." in match.ours:
+        if match.ours.startswith(_KEPT) or any(part in match.ours for part in _NOT_LINEAR):
             continue
         if any(part in match.ours for part in _KEPT_OF_LAYERS):
             kept.update(name.removesuffix(_WEIGHT) for name in match.theirs)
@@ -296,6 +302,11 @@ class Words:
     scales: Source
 
 
+def is_mxfp4(keys: Any) -> bool:
+    """Whether a `quantization_config` is that of `checkpoint/mxfp4`."""
+    return isinstance(keys, dict) and keys.get("quant_method") == mxfp4.METHOD
+
+
 def dequantised(source: Source, keys: Any) -> Source:
     """The tensors of a published folder, dequantised if need be.
 
@@ -307,9 +318,12 @@ def dequantised(source: Source, keys: Any) -> Source:
         ConfigError: see `scheme_of`.
         CheckpointError: see `Dequantised`; or packed weights without a `quantization_config`.
     """
+    if is_mxfp4(keys):
+        mxfp4.check(keys)
+        return mxfp4.Mxfp4(source)
     if keys is not None:
         return Dequantised(source, scheme_of(keys))
-    packed = next((name for name in source.tensors if name.endswith(_WORDS)), None)
+    packed = next((name for name in source.tensors if name.endswith((_WORDS, mxfp4.BLOCKS))), None)
     if packed is not None:
         raise CheckpointError(
             f"{packed} is quantised, and config.json has no {KEY}", fix="take config.json from the same download"

@@ -10,7 +10,7 @@
 | `adapter_config.json`                    | refused: transformers would add the adapter                         |
 | `pytorch_model*.bin`, `consolidated*`, other `*.safetensors` | no, as in transformers                          |
 
-Quantised weights are dequantised (`checkpoint/compressed_tensors`).
+Quantised weights are dequantised (`checkpoint/compressed_tensors`, `checkpoint/mxfp4`).
 
 Opening a folder reads headers only. Written files are as large as `max_shard_size` allows, in the order of the model,
 and no more than one tensor is in memory.
@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from minimegatron.checkpoint.companions import copy_companions, to_json
-from minimegatron.checkpoint.compressed_tensors import Dequantised, Words, dequantised, linear_weights, scheme_of
+from minimegatron.checkpoint.compressed_tensors import (
+    Dequantised,
+    Words,
+    dequantised,
+    is_mxfp4,
+    linear_weights,
+    scheme_of,
+)
 from minimegatron.checkpoint.disk import files_in, staged, write_bytes
 from minimegatron.checkpoint.hf_config import QUANTIZED, read_config, read_json
 from minimegatron.checkpoint.huggingface import as_ours
@@ -62,7 +69,7 @@ def open_words(folder: Path) -> Words | None:
         CheckpointError, ConfigError: as `open_published`.
     """
     keys = read_json(folder / "config.json", "a folder with config.json").get(QUANTIZED)
-    if keys is None or not (scheme := scheme_of(keys)).packs:
+    if keys is None or is_mxfp4(keys) or not (scheme := scheme_of(keys)).packs:
         return None
     family, config = read_config(folder)
     files = SafetensorsFiles(weight_files(folder))

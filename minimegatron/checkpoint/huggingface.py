@@ -39,6 +39,7 @@ from minimegatron.checkpoint.sources import (
     shown,
     whole,
 )
+from minimegatron.checkpoint.stacks import Stacked, Unstacked
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 from minimegatron.models.families import FAMILIES
@@ -109,6 +110,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         CheckpointError: listing every tensor that is missing, unexpected, of a shape that does not fit the others, or
             of a dtype that no weight has.
     """
+    theirs = Unstacked(theirs, FAMILIES[family].stacks) if FAMILIES[family].stacks else theirs
     tensors: dict[str, Described] = {}
     row_copies: list[Copy] = []
     problems: list[str] = []
@@ -163,7 +165,7 @@ def _check_tied(theirs: Source, table: Iterable[Match]) -> None:
         )
 
 
-def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
+def as_theirs(ours: Source, config: TransformerConfig, family: str) -> Source:
     """Our logical tensors under their names; a tied output layer is written once, as they do.
 
     Raises:
@@ -185,10 +187,11 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> View:
         of_match = list(copies(match, shape, config))
         tensors |= {name: Described(dtype, dims) for name, dims in _their_shapes(of_match, shape).items()}
         row_copies += [copy.turned() for copy in of_match]
-    return View(ours, tensors, row_copies)
+    view = View(ours, tensors, row_copies)
+    return Stacked(view, FAMILIES[family].stacks) if FAMILIES[family].stacks else view
 
 
-_STACK = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
+_STACK = re.compile(r"model\.layers\.(\d+)\.(?:mlp|mixer)\.experts\.(gate_up_proj|up_proj|down_proj)")
 
 
 def _as_published(state: Mapping[str, torch.Tensor], family: Family) -> dict[str, torch.Tensor]:
@@ -197,17 +200,19 @@ def _as_published(state: Mapping[str, torch.Tensor], family: Family) -> dict[str
     | published                                               | in transformers 5 while a model is in memory |
     |---------------------------------------------------------|----------------------------------------------|
     | a gate, an up and a down projection of every expert     | `mlp.experts.gate_up_proj`, `down_proj`      |
+    | an up and a down projection of every expert             | `mixer.experts.up_proj`, `down_proj`         |
     """
-    matrices = {len(row.theirs): row.theirs for row in family.tensors if "{e}" in row.theirs[0]}
+    rows = () if family.stacks else family.tensors  # their stacks are published
+    stacks = [row.theirs for row in rows if "{e}" in row.theirs[0]]  # fc1, fc2
     found: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
-        stack = _STACK.fullmatch(name) if matrices else None
+        stack = _STACK.fullmatch(name) if stacks else None
         if stack is None:
             for there, published in family.renamed.items():
                 name = name.replace(there, published)
             found[name] = tensor
             continue
-        theirs = matrices[1 if stack[2] == "down_proj" else 2]
+        theirs = stacks[stack[2] == "down_proj"]
         for e, matrix in enumerate(tensor):
             for one, part in zip(theirs, matrix.chunk(len(theirs)), strict=True):
                 found[one.replace("{}", stack[1]).replace("{e}", str(e))] = part

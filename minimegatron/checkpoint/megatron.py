@@ -89,6 +89,8 @@ def config_from_args(args: Mapping[str, Any], vocab_size: int | None) -> Transfo
         ConfigError: a value that has no counterpart here; the vocabulary is not known.
     """
     refused = [f"{name}={args[name]!r}" for name, allowed in ONLY.items() if name in args and args[name] not in allowed]
+    if args.get("num_experts") and args.get("add_bias_linear", True):
+        refused.append("num_experts with add_bias_linear=True")
     if refused:
         raise ConfigError(
             f"Megatron's {', '.join(refused)} is not supported in a conversion", fix="convert a model without it"

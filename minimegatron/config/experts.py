@@ -83,8 +83,11 @@ class ExpertFields(Config):
     def expert_layers(self) -> tuple[bool, ...]:
         """For every layer of the model whether it has experts."""
         layers: int = self.num_layers  # type: ignore[attr-defined]
+        pattern: str | None = self.hybrid_override_pattern  # type: ignore[attr-defined]
         if self.num_experts is None:
             return (False,) * layers
+        if pattern is not None:
+            return tuple(symbol == "E" for symbol in pattern)
         return layer_pattern(self.moe_layer_freq, layers)
 
     @property
@@ -106,7 +109,7 @@ class ExpertFields(Config):
         weights = weights if isinstance(weights, tuple) else (weights,)
         return tuple((kind, float(w)) for kind, w in zip(kinds, weights, strict=True) if kind in BALANCING and w)
 
-    def _check_experts(self, ffn_hidden_size: int, add_bias_linear: bool) -> None:
+    def _check_experts(self, ffn_hidden_size: int) -> None:
         self._derive(moe_ffn_hidden_size=ffn_hidden_size)
         if self.num_experts is None:
             given = [f.name for f in dataclasses.fields(ExpertFields) if getattr(self, f.name) != f.default]
@@ -119,11 +122,6 @@ class ExpertFields(Config):
             any(self.expert_layers),
             f"num_experts={experts}, and moe_layer_freq={self.moe_layer_freq!r} gives no layer experts",
             "drop num_experts, or give a layer a 1",
-        )
-        require(
-            not add_bias_linear,
-            "num_experts with add_bias_linear: experts and router have no biases here",
-            "add_bias_linear=False (--disable-bias-linear)",
         )
         self._check_router(experts, k)
         self._check_balance()

@@ -3,6 +3,7 @@
 | must divide              | what                                              | else                       |
 |--------------------------|---------------------------------------------------|----------------------------|
 | tp                       | heads, MLP width; with few groups the packed rows | a rank has half a head     |
+| tp                       | groups of Mamba-2                                 | a rank has half a group    |
 | 2 cp, with sp 2 cp tp    | the sequence                                      | zigzag has no equal chunks |
 | cp, if it exchanges heads | heads of a tp rank                               | a rank has no head         |
 | ep, etp                  | experts, their width                              | a rank has half an expert  |
@@ -30,23 +31,12 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         ConfigError: with the two values, the rule and the values that would work.
     """
     tp, cp = parallel.tensor_model_parallel_size, parallel.context_parallel_size
-    divides(tp, model.num_attention_heads, "tensor_model_parallel_size", "num_attention_heads")
-    divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
-    groups = model.num_query_groups
-    if model.qk_layernorm_over_heads and groups < tp:
-        raise ConfigError(
-            f"qk_layernorm_over_heads with num_query_groups ({groups}) < tensor_model_parallel_size ({tp}): "
-            "a key head would be on several ranks, and count several times in the norm over all",
-            fix=f"tensor_model_parallel_size of at most {groups}",
-        )
-    if groups % tp and tp % groups:
-        raise ConfigError(
-            f"num_query_groups ({groups}) and tensor_model_parallel_size ({tp}) do not divide each other",
-            fix="choose one that is a multiple of the other, so that each rank holds whole groups or a part of one",
-        )
-    if groups < tp:  # a rank's share of the packed rows is then only a part of a group
-        rows = (model.num_attention_heads + 2 * groups) * model.kv_channels
-        divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
+    if model.has("self_attention"):
+        check_heads_fit(model, tp)
+    if model.has("mlp"):
+        divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
+    if model.has("mamba"):
+        divides(tp, model.mamba_num_groups, "tensor_model_parallel_size", "mamba_num_groups")
     check_context_fits(model, parallel)
     check_experts_fit(model, parallel)
     if model.fp8_format is not None:
@@ -71,6 +61,30 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
             )
 
 
+def check_heads_fit(model: TransformerConfig, tp: int) -> None:
+    """Check that each rank of tp gets whole heads of attention, or a part of a group's rows.
+
+    Raises:
+        ConfigError: they cannot be cut so.
+    """
+    divides(tp, model.num_attention_heads, "tensor_model_parallel_size", "num_attention_heads")
+    groups = model.num_query_groups
+    if model.qk_layernorm_over_heads and groups < tp:
+        raise ConfigError(
+            f"qk_layernorm_over_heads with num_query_groups ({groups}) < tensor_model_parallel_size ({tp}): "
+            "a key head would be on several ranks, and count several times in the norm over all",
+            fix=f"tensor_model_parallel_size of at most {groups}",
+        )
+    if groups % tp and tp % groups:
+        raise ConfigError(
+            f"num_query_groups ({groups}) and tensor_model_parallel_size ({tp}) do not divide each other",
+            fix="choose one that is a multiple of the other, so that each rank holds whole groups or a part of one",
+        )
+    if groups < tp:  # a rank's share of the packed rows is then only a part of a group
+        rows = (model.num_attention_heads + 2 * groups) * model.kv_channels
+        divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
+
+
 def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
     """Check context parallelism against the model; the length of the sequence is checked by `check_model_fits`.
 
@@ -84,7 +98,7 @@ def check_context_fits(model: TransformerConfig, parallel: ParallelConfig) -> No
     inner, outer = parallel.context_parallel_factors
     heads = model.num_attention_heads // tp
     require(
-        heads % inner == 0,
+        heads % inner == 0 or not model.has("self_attention"),
         f"cp_comm_type {parallel.cp_comm_type} deals a tp rank's {heads} query heads out to {inner} ranks",
         f"num_attention_heads / tp must be a multiple of {inner}; or choose cp_comm_type p2p or allgather",
     )
@@ -119,11 +133,13 @@ def check_fp8_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
     tp, d = parallel.tensor_model_parallel_size, model.kv_channels
     heads, qkv = model.num_attention_heads // tp, (model.num_attention_heads + 2 * model.num_query_groups) * d // tp
     dims = {"hidden_size": model.hidden_size}
-    if not all(model.expert_layers):
+    if model.has("mlp"):
         dims["ffn_hidden_size / tp"] = model.ffn_hidden_size // tp
     if model.num_experts is not None:
         dims["moe_ffn_hidden_size / etp"] = model.moe_ffn_hidden_size // parallel.expert_tensor_parallel_size
-    if not model.multi_latent_attention:  # else the layers themselves check, when they are built
+    if (
+        model.has("self_attention") and not model.multi_latent_attention
+    ):  # else the layers themselves check, when they are built
         dims |= {"rows of q, k, v / tp": qkv, "num_attention_heads * kv_channels / tp": heads * d}
     check_fp8_dims(model.fp8_recipe, "FP8", **dims)
 

@@ -1,7 +1,7 @@
 """The model: sizes, layers, positions, initial weights, and which activations are recomputed.
 
-Nothing here says on how many ranks it runs. Fields that only some models have (experts, multi-latent attention,
-multi-token prediction, FP8) are inherited from `experts.py` and `variants.py`.
+Nothing here says on how many ranks it runs. Fields that only some models have (experts, hybrid layers, multi-latent
+attention, multi-token prediction, FP8) are inherited from `experts.py`, `hybrid.py` and `variants.py`.
 
 | left out           | becomes                                                                  |
 |--------------------|--------------------------------------------------------------------------|
@@ -18,7 +18,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from minimegatron.config import experts, variants
+from minimegatron.config import experts, hybrid, variants
 from minimegatron.config.fields import BEGUN, HOW, MODEL, RUN, TRAINED, Config, divides, free, opt
 from minimegatron.errors import require
 
@@ -29,7 +29,14 @@ OF_BASE = free("where the packed weights lie: their contents are compared")
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.DepthFields, variants.Fp8Fields, Config):
+class TransformerConfig(
+    experts.ExpertFields,
+    hybrid.HybridFields,
+    variants.LatentFields,
+    variants.DepthFields,
+    variants.Fp8Fields,
+    Config,
+):
     """A decoder-only transformer.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
@@ -69,8 +76,14 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
     activation: str = opt(
         MODEL,
         "gelu",
-        "activation of the MLP; swiglu, geglu and geglu_tanh are gated",
-        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu", "geglu_tanh"),
+        "activation of the MLP; swiglu, geglu, geglu_tanh and quick_geglu are gated",
+        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu", "geglu_tanh", "quick_geglu"),
+    )
+    glu_linear_offset: float = opt(
+        MODEL, 0.0, "quick_geglu: added to the values that are gated (gpt-oss: 1)", least=0.0
+    )
+    activation_func_clamp_value: float | None = opt(
+        MODEL, None, "quick_geglu: c, gates are at most c, and values within [-c, c] (gpt-oss: 7)", above=0.0
     )
     untie_embeddings_and_output_weights: bool = opt(MODEL, False, "separate matrix for the output layer")
     scale_embeddings: bool = opt(MODEL, False, "multiply the embedding of a token by sqrt(h) (Gemma)")
@@ -100,6 +113,12 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
         ("learned_absolute", "rope", "mrope", "none"),
     )
     rotary_base: float = opt(MODEL, 10000.0, "RoPE's base", above=0.0)
+    rotary_base_local: float | None = opt(
+        MODEL,
+        None,
+        "its base in layers with a window, to which no scaling applies; default that of all (Gemma 3)",
+        above=0.0,
+    )
     rotary_percent: float = opt(MODEL, 1.0, "share of each head that is rotated", above=0.0)
     rotary_interleaved: bool = opt(MODEL, False, "rotate pairs (2i, 2i+1) instead of (i, i + d/2)")
     mrope_section: tuple[int, ...] | None = opt(
@@ -134,6 +153,13 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
     softmax_scale: float | None = opt(MODEL, None, "factor of attention scores; default 1 / sqrt(d)", above=0.0)
     attn_logit_softcapping: float | None = opt(
         MODEL, None, "c: an attention score x, scaled, becomes c tanh(x / c) (Gemma 2)", above=0.0
+    )
+    softmax_type: str = opt(
+        MODEL,
+        "vanilla",
+        "attention's softmax: over the keys, over one more of score 0, or over one whose score each head learns, a "
+        "sink (gpt-oss)",
+        ("vanilla", "off-by-one", "learnable"),
     )
     sliding_window: int | None = opt(MODEL, None, "a token sees itself and this many minus one before it", least=1)
     window_attn_skip_freq: str | None = opt(
@@ -183,7 +209,10 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
     def _check(self) -> None:
         if self.multi_latent_attention:  # a head of keys has channels without and with position
             self._derive(kv_channels=self.qk_head_dim + self.qk_pos_emb_head_dim)
-        if self.kv_channels is None:
+        not_hybrid = {"moe_layer_freq": "1", "mtp_num_layers": None, "transformer_impl": "local"}
+        given = {name: getattr(self, name) for name, value in not_hybrid.items() if getattr(self, name) != value}
+        self._check_hybrid(self.num_layers, self.hidden_size, given)
+        if self.kv_channels is None and self.has("self_attention"):
             divides(self.num_attention_heads, self.hidden_size, "num_attention_heads", "hidden_size")
         gated = self.gated_linear_unit
         self._derive(
@@ -193,7 +222,7 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
             ffn_hidden_size=max(64, int(4 * self.hidden_size * 2 / 3) // 64 * 64) if gated else 4 * self.hidden_size,
         )
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
-        self._check_experts(self.ffn_hidden_size, self.add_bias_linear)
+        self._check_experts(self.ffn_hidden_size)
         self._check_fp8(self.num_experts, self.moe_grouped_gemm)
         self._check_latent(self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias)
         if self.rotates:
@@ -240,10 +269,22 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
             "attention_backend=auto",
         )
         given = [name for name in ("attn_logit_softcapping", "softmax_scale") if getattr(self, name) is not None]
+        given += ["softmax_type"] * self.has_sinks
         require(
             not given or not self.multi_latent_attention,
-            f"multi_latent_attention with {' and '.join(given)}: its scores have a scale of their own, and no cap",
+            f"multi_latent_attention with {' and '.join(given)}: its scores have their own scale, no cap and no sinks",
             f"drop {', '.join(given)}",
+        )
+        require(
+            not self.has_sinks or backend not in ("flash", "te"),
+            f"softmax_type {self.softmax_type} with attention_backend {backend}: that program knows no sinks",
+            "attention_backend=auto",
+        )
+        require(
+            not self.has_sinks or self.attention_dropout == 0.0 or backend in ("auto", "reference"),
+            f"softmax_type {self.softmax_type} and attention_dropout={self.attention_dropout} with attention_backend "
+            f"{backend}: only the formula drops weights beside a sink",
+            "attention_backend=reference, or attention_dropout=0",
         )
         require(
             self.window_attn_skip_freq is None or self.sliding_window is not None,
@@ -279,6 +320,11 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
                 f"{slow} is {low}, {fast} is {high}: channels between them are blended",
                 f"choose {slow} < {fast}",
             )
+        require(
+            self.rotary_base_local is None or not self.multi_latent_attention,
+            f"rotary_base_local={self.rotary_base_local} with multi_latent_attention, whose layers turn alike",
+            "drop it",
+        )
         section = self.mrope_section
         if self.position_embedding_type == "mrope":
             require(
@@ -308,7 +354,12 @@ class TransformerConfig(experts.ExpertFields, variants.LatentFields, variants.De
 
     @property
     def gated_linear_unit(self) -> bool:
-        return self.activation in ("swiglu", "geglu", "geglu_tanh")
+        return self.activation in ("swiglu", "geglu", "geglu_tanh", "quick_geglu")
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether attention's softmax divides by more than the sum over keys."""
+        return self.softmax_type != "vanilla"
 
     @property
     def norms_input(self) -> bool:

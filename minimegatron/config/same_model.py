@@ -21,6 +21,7 @@ from minimegatron.config.model import TransformerConfig
 # Fields -> conditions on other fields: `name` (given, or switched on), `name=a|b`, `name>1`.
 NEEDS = {
     "rotary_base rotary_interleaved rope_scaling_type": "position_embedding_type=rope|mrope",
+    "rotary_base_local": "sliding_window position_embedding_type=rope|mrope",
     "rotary_percent": "position_embedding_type=rope|mrope multi_latent_attention=False",
     "kv_channels num_query_groups": "multi_latent_attention=False",
     "rope_scaling_factor": "rope_scaling_type=linear|llama3|yarn",
@@ -29,7 +30,10 @@ NEEDS = {
     "yarn_beta_fast yarn_beta_slow yarn_mscale yarn_mscale_all_dim": "rope_scaling_type=yarn",
     "yarn_correction_range_round_to_int": "rope_scaling_type=yarn",
     "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim": "multi_latent_attention",
+    "glu_linear_offset activation_func_clamp_value": "activation=quick_geglu",
     "mtp_loss_scaling_factor": "mtp_num_layers",
+    "mamba_num_heads mamba_head_dim mamba_state_dim mamba_num_groups": "hybrid_override_pattern",
+    "mamba_conv_kernel mamba_dt_limit_min mamba_dt_limit_max mamba_chunk_size": "hybrid_override_pattern",
     "lora_alpha lora_target_modules lora_base": "lora_rank",
     "lora_base_bits lora_base_group_size": "lora_base",
     "recompute_method recompute_num_layers": "recompute_granularity=full",
@@ -98,7 +102,9 @@ def mathematics(config: TransformerConfig) -> dict[str, Any]:
     """The fields that decide what the model computes: those of kind MODEL that are read."""
     fields = {name: getattr(config, name) for name in config.to_dict() if name in TransformerConfig.names_of(MODEL)}
     unread = {name for name in fields if unmet(name, lambda other: getattr(config, other))}
-    unread |= {"window_attn_skip_freq"} | ({"max_position_embeddings"} if config.rotates else set())
+    unread |= {"window_attn_skip_freq"} | (
+        set() if config.position_embedding_type == "learned_absolute" else {"max_position_embeddings"}
+    )
     if not all(config.windowed_layers):
         fields["sliding_window"] = [config.window_of(number) for number in range(config.num_layers)]
     if config.softmax_scale == config.replace(softmax_scale=None).score_scale:
@@ -106,7 +112,10 @@ def mathematics(config: TransformerConfig) -> dict[str, Any]:
     if config.num_experts is not None:
         fields["moe_layer_freq"] = config.expert_layers
         fields["sinkhorn"] = "sinkhorn" in str(config.moe_router_load_balancing_type)
-        unread |= {"ffn_hidden_size"} if all(config.expert_layers) else set()
+    unread |= set() if config.has("mlp") else {"ffn_hidden_size"}
+    unread |= set() if config.has("mlp") or config.has("moe") else {"activation"}
+    unread |= set() if config.has("self_attention") else {"num_attention_heads", "num_query_groups", "kv_channels"}
+    unread |= set() if config.has("mamba") else {name for name in fields if name.startswith("mamba_")}
     return {name: value for name, value in fields.items() if name not in unread}
 
 

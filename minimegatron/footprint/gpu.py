@@ -157,7 +157,9 @@ def counting_attention(causal: bool) -> contextlib.AbstractContextManager[None]:
     """In the block every attention over a whole sequence is one operator, which counts the pairs that the mask shows,
     or all."""
 
-    def attend(self: CoreAttention, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:
+    def attend(
+        self: CoreAttention, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, sink: Tensor | None = None
+    ) -> Tensor:
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
         out = _core(self, q, k, v, mask) if causal else _sdpa(q, k, v)
         return out.permute(2, 0, 1, 3)

@@ -203,7 +203,8 @@ class Recorder(TorchDispatchMode):
         _, window = self._owner.get(tensor.untyped_storage()._cdata, (True, self.windows[-1]))
         if window.part and (self._within or self._part > self._parts):
             self._own(tensor, True)
-        return tensor
+        # An operation that saved its own result would hold itself; nothing ends that if no loss depends on it.
+        return tensor if tensor.is_leaf else tensor.detach()
 
     def forward_ended(self) -> None:
         """Count what is alive now as kept for the backward pass."""

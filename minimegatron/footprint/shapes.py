@@ -71,6 +71,14 @@ def _layer_norm(x: torch.Tensor, normalized: Sequence[int], *_: Any) -> tuple[to
     return _meta(x.shape, x.dtype), _meta(rows, x.dtype), _meta(rows, x.dtype)
 
 
+def _convolution(
+    x: torch.Tensor, weight: torch.Tensor, _: Any, stride: Sequence[int], padding: Sequence[int], *more: Any
+) -> torch.Tensor | None:
+    if x.dim() != 3 or [*stride, *padding] != [1, 0]:
+        return None
+    return _meta([x.shape[0], weight.shape[0], x.shape[2] - weight.shape[2] + 1], x.dtype)
+
+
 def _count(start: int, stop: int, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor | None:
     return _meta([stop - start], dtype or torch.int64) if isinstance(stop - start, int) else None
 
@@ -78,6 +86,10 @@ def _count(start: int, stop: int, *, dtype: torch.dtype | None = None, **_: Any)
 RULES: dict[str, Callable[..., Any]] = {
     "aten.mm.default": lambda a, b: _meta([a.shape[0], b.shape[1]], a.dtype),
     "aten.addmm.default": lambda c, a, b, **_: _meta([a.shape[0], b.shape[1]], a.dtype),
+    "aten.bmm.default": lambda a, b: _meta([*a.shape[:2], b.shape[2]], a.dtype),
+    "aten.convolution.default": _convolution,
+    "aten.cumsum.default": lambda x, dim, **_: _meta(x.shape, x.dtype),
+    "aten.softplus.default": lambda x, *_: _meta(x.shape, x.dtype),
     "aten.embedding.default": lambda table, ids, *_: _meta([*ids.shape, table.shape[1]], table.dtype),
     "aten.gather.default": lambda x, dim, index, **_: _meta(index.shape, x.dtype),
     "aten.cat.default": _joined,
@@ -87,6 +99,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.amax.default": _reduced,
     "aten.native_layer_norm.default": _layer_norm,
     "aten.arange.start": _count,
+    "aten.arange.default": lambda stop, **options: _count(0, stop, **options),
     "dry_run.attention.default": lambda q, k, v, *_: (
         _meta([*q.shape[:3], v.shape[-1]], q.dtype),
         _meta(q.shape[:3], torch.float32),

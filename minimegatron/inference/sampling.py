@@ -28,7 +28,8 @@ some more, `NUCLEUS` for rows with only top_p or min_p. If they miss a token tha
 the least likely of them show, all rows are sorted after all.
 
 Holtzman et al. 2020 (arXiv 1904.09751). Megatron-LM: `megatron/core/inference/sampling_params.py`, and `sample` in
-`text_generation_controllers/text_generation_controller.py` (there top_k and top_p exclude each other).
+`text_generation_controller.py` in `megatron/core/inference/text_generation_controllers` (there top_k and top_p exclude
+each other).
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ are accepted.
 **n answers** to a prompt are one sequence until the prompt is computed. Then the others fork from it: they share its
 pages and draw from the same logits. A shared page is copied before it is written (`Step.copies`), a slot at the fork.
 
-Megatron-LM: `megatron/core/inference/engines/dynamic_engine.py`, `contexts/dynamic_context.py`.
+Megatron-LM: `megatron/core/inference/engines/dynamic_engine.py`,
+`megatron/core/inference/contexts/dynamic_context.py`.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ TABLE = {
                               _native(pointwise.swiglu),                      few_rows.swiglu),
     "geglu":              Row(None,               None,                       plain.geglu),
     "geglu_tanh":         Row(None,               None,                       plain.geglu_tanh),
+    "quick_geglu":        Row(None,               None,                       plain.quick_geglu),
     "gelu":               Row(None,               None,                       F.gelu),
     "gelu_tanh":          Row(None,               None,                       plain.gelu_tanh),
     "relu":               Row(None,               None,                       F.relu),

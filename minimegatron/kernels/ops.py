@@ -59,13 +59,16 @@ def add_norm(
     return add(x, residual, weight, bias, eps)  # type: ignore[no-any-return]
 
 
-def activation(kind: str, x: torch.Tensor, *, kernels: str = "auto") -> torch.Tensor:
+def activation(kind: str, x: torch.Tensor, *, kernels: str = "auto", **options: Any) -> torch.Tensor:
     """The activation of an MLP: one of `config.activation`.
 
-    gelu, gelu_tanh, relu, squared_relu and silu are elementwise; swiglu, geglu and geglu_tanh halve the last dim:
-    [..., 2 f] = [gate, up] -> act(gate) * up.
+    gelu, gelu_tanh, relu, squared_relu and silu are elementwise; swiglu, geglu, geglu_tanh and quick_geglu halve the
+    last dim: [..., 2 f] = [gate, up] -> act(gate) * up.
+
+    Args:
+        options: `offset` and `limit` of quick_geglu (`plain.quick_geglu`).
     """
-    return choose(kind, kernels, x)(x)  # type: ignore[no-any-return]
+    return choose(kind, kernels, x)(x, **options)  # type: ignore[no-any-return]
 
 
 def swiglu(x: torch.Tensor, *, kernels: str = "auto") -> torch.Tensor:
@@ -165,6 +168,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sink: torch.Tensor | None = None,
     *,
     kernels: str = "auto",
 ) -> torch.Tensor:
@@ -179,14 +183,16 @@ def paged_attention(
         scale: factor of the scores.
         window: tokens at a distance of this or more are not seen.
         softcap: c, if a score x becomes c tanh(x / c).
+        sink: [a], the score of one more key for each head, whose value is 0.
 
     Returns:
         [n, a, d_v].
     """
-    if kernels == "auto" and paged.fits_flash_attn(q, key_pages, value_pages, context):
-        return paged.by_flash_attn(q, key_pages, value_pages, context, scale, window, softcap)
+    scores = paged.Scores(scale, window, softcap, sink)
+    if kernels == "auto" and sink is None and paged.fits_flash_attn(q, key_pages, value_pages, context):
+        return paged.by_flash_attn(q, key_pages, value_pages, context, scores)
     attend = choose("paged_attention", kernels, q, key_pages, value_pages)
-    return attend(q, key_pages, value_pages, context, scale, window, softcap)  # type: ignore[no-any-return]
+    return attend(q, key_pages, value_pages, context, scores)  # type: ignore[no-any-return]
 
 
 def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:

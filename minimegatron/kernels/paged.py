@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -54,27 +54,34 @@ class Paged(Protocol):
         ...
 
 
+class Scores(NamedTuple):
+    """What makes weights of products of queries and keys; see `ops.paged_attention`."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sink: torch.Tensor | None = None
+
+
 def paged_attention(
     q: torch.Tensor,
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     context: Paged,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    scores: Scores,
 ) -> torch.Tensor:
     """By torch: [n, a, d] -> [n, a, d_v]; see `ops.paged_attention`."""
     new = context.new
     if all(count == 1 for count in new):
-        return _one_token_each(q, key_pages, value_pages, context, None, scale, window, softcap)
+        return _one_token_each(q, key_pages, value_pages, context, None, scores)
     out = q.new_empty((*q.shape[:2], value_pages.shape[-1]))
     single = [i for i, count in enumerate(new) if count == 1]
     if single:
         sequences = context.once("single", lambda: torch.tensor(single, device=q.device))
         rows = context.starts[sequences].long()
-        out[rows] = _one_token_each(q[rows], key_pages, value_pages, context, sequences, scale, window, softcap)
+        out[rows] = _one_token_each(q[rows], key_pages, value_pages, context, sequences, scores)
     assert context.totals is not None, "a recording has one new token of each sequence"
-    _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, 1)
+    _chunks(q, key_pages, value_pages, context, scores, out, 1)
     return out
 
 
@@ -83,9 +90,7 @@ def _chunks(
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     context: Paged,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    scores: Scores,
     out: torch.Tensor,
     longer_than: int,
 ) -> None:
@@ -95,7 +100,7 @@ def _chunks(
         end = begin + count
         if count > longer_than:
             k, v = (kept[table[: -(-total // size)]].flatten(0, 1)[:total] for kept in (key_pages, value_pages))
-            out[begin:end] = _a_chunk(q[begin:end], k, v, scale, window, softcap)
+            out[begin:end] = _a_chunk(q[begin:end], k, v, scores)
         begin = end
 
 
@@ -107,12 +112,10 @@ def on_a_cpu(
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     context: Paged,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    scores: Scores,
 ) -> torch.Tensor:
     """By `csrc/paged_attention.cpp`; see `ops.paged_attention`."""
-    return _by(_launch, True, q, key_pages, value_pages, context, scale, window, softcap)
+    return _by(_launch, True, q, key_pages, value_pages, context, scores)
 
 
 def by_a_kernel(
@@ -120,13 +123,11 @@ def by_a_kernel(
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     context: Paged,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    scores: Scores,
 ) -> torch.Tensor:
     """By `csrc/paged_attention.cu`; see `ops.paged_attention`."""
     fits = q.shape[-1] <= MAX_KEY and value_pages.shape[-1] <= MAX_VALUE
-    return _by(_kernel, fits, q, key_pages, value_pages, context, scale, window, softcap)
+    return _by(_kernel, fits, q, key_pages, value_pages, context, scores)
 
 
 def _by(
@@ -136,20 +137,19 @@ def _by(
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     context: Paged,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    scores: Scores,
 ) -> torch.Tensor:
     """By a kernel where sequences have at most `FEW` new tokens; longer chunks, and shapes it lacks, by torch."""
     if not fits or key_pages.stride(-1) != 1 or value_pages.stride(-1) != 1:
-        return paged_attention(q, key_pages, value_pages, context, scale, window, softcap)
+        return paged_attention(q, key_pages, value_pages, context, scores)
     new = context.new
     few, longest = context.once("few", lambda: (max(sum(count for count in new if count <= FEW), 1), max(new)))
     where = context.starts, context.lengths, context.page_table
-    out = kernel(q, key_pages, value_pages, *where, scale, window or 0, softcap or 0.0, few)
+    sink = None if scores.sink is None else scores.sink.to(q.dtype)
+    out = kernel(q, key_pages, value_pages, *where, scores.scale, scores.window or 0, scores.softcap or 0.0, sink, few)
     if longest > FEW:
         assert context.totals is not None, "a recording has one new token of each sequence"
-        _chunks(q, key_pages, value_pages, context, scale, window, softcap, out, FEW)
+        _chunks(q, key_pages, value_pages, context, scores, out, FEW)
     return out
 
 
@@ -163,6 +163,7 @@ def _launch(
     scale: float,
     window: int,
     softcap: float,
+    sink: torch.Tensor | None,
     few: int,
 ) -> torch.Tensor:
     """Call the CPU kernel: threads split the sequences, and the head groups where there are few sequences."""
@@ -173,7 +174,7 @@ def _launch(
     operators.library("paged_attention", "cpu").call(
         "mm_paged_attention",
         *(q, key_pages, value_pages, out, starts, lengths, page_table, *strides, *sizes, out.shape[-1]),
-        *(scale, window, softcap, operators.DTYPES[q.dtype]),
+        *(scale, window, softcap, sink, operators.DTYPES[q.dtype]),
     )
     return out
 
@@ -237,9 +238,7 @@ def by_flash_attn(
     key_pages: torch.Tensor,
     value_pages: torch.Tensor,
     context: Paged,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
+    scores: Scores,
 ) -> torch.Tensor:
     """By the package flash-attn, where `fits_flash_attn`; see `ops.paged_attention`."""
     attend = _flash_attn()
@@ -250,10 +249,10 @@ def by_flash_attn(
         value_pages,
         cache_seqlens=context.lengths,
         block_table=context.page_table.contiguous(),
-        softmax_scale=scale,
+        softmax_scale=scores.scale,
         causal=True,
-        window_size=(-1, -1) if window is None else (window - 1, 0),
-        softcap=softcap or 0.0,
+        window_size=(-1, -1) if scores.window is None else (scores.window - 1, 0),
+        softcap=scores.softcap or 0.0,
     )
     return out.squeeze(1)
 
@@ -269,6 +268,7 @@ def _kernel(
     scale: float,
     window: int,
     softcap: float,
+    sink: torch.Tensor | None,
     few: int,
 ) -> torch.Tensor:
     """Call the CUDA kernel. It computes `few` tokens: the fewer they are, the more blocks split the keys of each."""
@@ -285,7 +285,7 @@ def _kernel(
     operators.run(
         *("paged_attention", "mm_paged_attention", q, q, key_pages, value_pages, out, partial, stats),
         *(starts, lengths, page_table, n, len(lengths), page_table.shape[1], FEW, size, a, g, d, dv),
-        *(*key_pages.stride()[:3], *value_pages.stride()[:3], scale, window, softcap, splits, span),
+        *(*key_pages.stride()[:3], *value_pages.stride()[:3], scale, window, softcap, sink, splits, span),
         operators.DTYPES[q.dtype],
     )
     return out
@@ -297,12 +297,10 @@ def _one_token_each(
     value_pages: torch.Tensor,
     context: Paged,
     sequences: torch.Tensor | None,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
+    scores: Scores,
 ) -> torch.Tensor:
     """q [r', a, d], one token of each of `sequences` (None: of all) -> [r', a, d_v], by one call of SDPA."""
-    size, groups = key_pages.shape[1:3]
+    (size, groups), window = key_pages.shape[1:3], scores.window
 
     def make() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         table, lengths = context.page_table, context.lengths
@@ -322,18 +320,16 @@ def _one_token_each(
     k, v = (kept[table].flatten(1, 2).masked_fill_(behind, 0.0) for kept in (key_pages, value_pages))
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [r', g, m, d]
     q = q.unflatten(1, (groups, -1))  # query heads of a group become rows of one head: keys need no repeat
-    return _attend(q, k, v, bias, scale, softcap).flatten(1, 2)
+    return _attend(q, k, v, bias, scores).flatten(1, 2)
 
 
-def _a_chunk(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None, softcap: float | None
-) -> torch.Tensor:
+def _a_chunk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) -> torch.Tensor:
     """The last n tokens of a sequence: q [n, a, d], k and v [m, g, d] of all m tokens -> [n, a, d_v]."""
     n, m = len(q), len(k)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
-    shared = q.shape[1] != k.shape[1]
-    if n == m and softcap is None and (window is None or window >= m):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shared)
+    shared, window = q.shape[1] != k.shape[1], scores.window
+    if n == m and scores.softcap is None and scores.sink is None and (window is None or window >= m):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scores.scale, enable_gqa=shared)
         return out[0].transpose(0, 1)
     distance = torch.arange(m - n, m, device=q.device)[:, None] - torch.arange(m, device=q.device)
     hidden = distance < 0
@@ -342,15 +338,20 @@ def _a_chunk(
     bias = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -torch.inf)
     if shared:
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-    return _attend(q, k, v, bias, scale, softcap)[0].transpose(0, 1)
+    return _attend(q, k, v, bias, scores)[0].transpose(0, 1)
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float, softcap: float | None
-) -> torch.Tensor:
-    """Attention of [b, heads, n, d] to [b, heads, m, d] with an additive bias; with a softcap by the formula."""
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scores: Scores) -> torch.Tensor:
+    """Attention of [b, heads, n, d] to [b, heads, m, d] with an additive bias; with a softcap by the formula.
+
+    Rows may be several query heads that share keys. A sink is one more key of zeros, whose bias it is.
+    """
+    scale, _, softcap, sink = scores
+    if sink is not None:
+        column = sink.to(bias.dtype).view(q.shape[1], -1, 1).expand(*q.shape[:3], 1)
+        bias = torch.cat([bias.expand(*q.shape[:3], k.shape[2]), column], -1)
+        k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
     if softcap is None:
         return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
-    scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
-    scores = softcap * torch.tanh(scores / softcap) + bias
-    return scores.softmax(-1).to(q.dtype) @ v
+    products = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    return (softcap * torch.tanh(products / softcap) + bias).softmax(-1).to(q.dtype) @ v

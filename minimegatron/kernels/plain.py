@@ -55,6 +55,14 @@ def geglu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def quick_geglu(x: torch.Tensor, offset: float = 0.0, limit: float | None = None) -> torch.Tensor:
+    """gate sigmoid(1.702 gate) (up + offset), gates at most `limit` and |up| at most `limit`."""
+    gate, up = x.chunk(2, -1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(1.702 * gate) * (up + offset)
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU in its tanh form."""
     return F.gelu(x, approximate="tanh")

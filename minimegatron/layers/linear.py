@@ -32,6 +32,7 @@ Megatron-LM: `megatron/core/tensor_parallel/layers.py`, `LinearWithGradAccumulat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -196,7 +197,7 @@ class ColumnParallelLinear(ParallelLinear):
         sequence_parallel: x arrives as [s/t, b, i] and is gathered.
         gather_output: return [s, b, o] instead of [s, b, o/t]. With `gather_reduces_gradient` the ranks use the
             gathered output for different work, so its gradients are summed.
-        blocks: A is a stack of this many matrices, each of which is cut (2 for [gate; up]).
+        blocks: A is a stack of this many matrices, each of which is cut (2 for [gate; up]); or the rows of each.
         rows: logical output features, where `output_size` is padded (a vocabulary).
         dtype: dtype of A and b.
 
@@ -215,7 +216,7 @@ class ColumnParallelLinear(ParallelLinear):
         sequence_parallel: bool = False,
         gather_output: bool = False,
         gather_reduces_gradient: bool = False,
-        blocks: int = 1,
+        blocks: int | Sequence[int] = 1,
         rows: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:

@@ -58,14 +58,18 @@ def draw_part(name: str, layout: ParamLayout, seed: int) -> torch.Tensor:
     if layout.init.std == 0.0:
         return layout.take(_padded(torch.full(shape, layout.init.value, device="cpu"), layout))
     if not is_tiled(shape):
-        return layout.take(_padded(one_stream(name, seed, shape) * layout.init.std, layout))
+        return layout.take(_padded(_made(one_stream(name, seed, shape) * layout.init.std, layout), layout))
     cuts: list[Ranges] = [((0, length),) for length in layout.shape]
     if layout.dim is not None:
         cuts[layout.dim] = layout.parts[layout.rank]
     rows = tuple((min(a, shape[0]), min(b, shape[0])) for a, b in cuts[0])
     assert all(b - a == d - c for (a, b), (c, d) in zip(cuts[0][:-1], rows[:-1], strict=True)), "padding is at the end"
     values = tiles(name, seed, (shape[0], shape[1]), rows, cuts[1]).mul_(layout.init.std)
-    return _padded(values, layout, layout.local_shape[0])
+    return _padded(_made(values, layout), layout, layout.local_shape[0])
+
+
+def _made(values: torch.Tensor, layout: ParamLayout) -> torch.Tensor:
+    return values if layout.init.of is None else layout.init.of(values)
 
 
 def _padded(values: torch.Tensor, layout: ParamLayout, rows: int | None = None) -> torch.Tensor:

@@ -154,11 +154,12 @@ class ExpertLora(nn.Module):
         return self.scale * (spread(self.lora_B, self.part_of_row, self.parts) @ self.lora_A)
 
 
-def add_lora(stage: nn.Module, config: TransformerConfig) -> None:
+def add_lora(stage: Any, config: TransformerConfig) -> None:
     """Give the layers that `lora_target_modules` names their thin matrices.
 
     Raises:
-        ConfigError: on all ranks; a layer computes by another library.
+        ConfigError: a layer computes by another library; or no layer of the stage has an adapter, so that nothing of it
+            would learn.
     """
     if config.lora_rank is None:
         return
@@ -174,6 +175,12 @@ def add_lora(stage: nn.Module, config: TransformerConfig) -> None:
                     fix="the layers of --transformer-impl local",
                 )
             module.lora = Lora(module, rank, alpha)
+    if stage.layers and not any(isinstance(module, (Lora, ExpertLora)) for module in stage.modules()):
+        raise ConfigError(
+            f"none of the layers {', '.join(map(str, stage.layers))} has one of lora_target_modules "
+            f"({', '.join(config.lora_target_modules)}): nothing would learn there",
+            fix="stages with attention, an MLP or experts, or no lora_rank",
+        )
 
 
 NUMBERS = "linear_kv_up_proj"  # a matrix whose halves are used separately, and which is not packed

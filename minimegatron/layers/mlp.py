@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from minimegatron.config import TransformerConfig
 
 
+def activation_of(config: TransformerConfig) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The activation between the two matrices, [..., f or 2 f] -> [..., f]."""
+    act = partial(ops.activation, config.activation, kernels=config.kernels)
+    if config.activation != "quick_geglu":
+        return act
+    return partial(act, offset=config.glu_linear_offset, limit=config.activation_func_clamp_value)
+
+
 class MLP(nn.Module):
     """Two linear layers with an activation between them, plain or gated.
 
@@ -55,7 +63,7 @@ class MLP(nn.Module):
         super().__init__()
         f = ffn_hidden_size or config.ffn_hidden_size
         self.kind, self.kernels = config.activation, config.kernels
-        self.activation = partial(ops.activation, self.kind, kernels=self.kernels)
+        self.activation = activation_of(config)
         halves = 2 if config.gated_linear_unit else 1
         self.linear_fc1 = column(
             config.hidden_size,

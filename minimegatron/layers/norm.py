@@ -52,10 +52,19 @@ class Norm(nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
         """[..., n] -> [..., n], statistics in fp32; with a residual (the norm of x + residual, x + residual)."""
-        gamma = self.weight + 1 if self.zero_centered else self.weight
+        gamma: torch.Tensor = self.weight
+        bias: torch.Tensor | None = self.bias
+        if self.zero_centered:
+            wide = torch.promote_types(gamma.dtype, torch.float32)
+            if gamma.dtype != wide:  # 1 + gamma in 16 bits would lose what a gamma near 0 says
+                h = x if residual is None else x + residual
+                bias = None if bias is None else bias.to(wide)
+                y = ops.norm(h.to(wide), gamma.to(wide) + 1, bias, self.eps, kernels=self.kernels).to(gamma.dtype)
+                return y if residual is None else (y, h)
+            gamma = gamma + 1
         if residual is None:
-            return ops.norm(x.to(gamma.dtype), gamma, self.bias, self.eps, kernels=self.kernels)
-        return ops.add_norm(x, residual, gamma, self.bias, self.eps, kernels=self.kernels)
+            return ops.norm(x.to(gamma.dtype), gamma, bias, self.eps, kernels=self.kernels)
+        return ops.add_norm(x, residual, gamma, bias, self.eps, kernels=self.kernels)
 
 
 class HeadsNorm(nn.Module):
@@ -87,8 +96,8 @@ class HeadsNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's heads [s, b, heads / t, d] -> the same shape, statistics in fp32."""
-        gamma = self.weight + 1 if self.zero_centered else self.weight
         wide = x.flatten(2).to(torch.promote_types(x.dtype, torch.float32))
+        gamma = self.weight.to(wide.dtype) + 1 if self.zero_centered else self.weight
         squares = c.reduce_from_region(wide.square().sum(-1, keepdim=True), self.tp)
         squares = c.copy_to_region(squares, self.tp)  # each rank uses the sum for its own heads
         return (wide * torch.rsqrt(squares / self.width + self.eps) * gamma).to(x.dtype).view(x.shape)

@@ -24,7 +24,7 @@ From the layout follow
 | ""           | complete: every tp rank computed the same number                                               |
 | "sequence"   | the sum over its own tokens with sequence parallelism: norms, row biases, positions             |
 | "heads"      | the sum over its own heads: the norms of queries and keys                                       |
-| "experts"    | its own part of a sum over etp: one of the two adapters of an expert's matrix                   |
+| "experts"    | its own part of a sum over etp: the bias of fc2, one of the two adapters of an expert's matrix  |
 
 Megatron-LM keeps this in attributes of the parameter (`tensor_model_parallel`, `partition_dim`, `sequence_parallel`,
 `shared`) and finds the norms of queries and keys by a substring of their name.
@@ -33,8 +33,9 @@ Megatron-LM keeps this in attributes of the parameter (`tensor_model_parallel`, 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,10 +53,15 @@ _WRAPPERS = re.compile(r"^(module\.)?(chunks\.\d+\.)?")
 
 @dataclasses.dataclass(frozen=True)
 class Init:
-    """How a parameter starts: normal with mean 0 and this `std`, or the constant `value` where std is 0."""
+    """How a parameter starts: normal with mean 0 and this `std`, or the constant `value` where std is 0.
+
+    Attributes:
+        of: what is made of the normal numbers, element by element; None for themselves.
+    """
 
     std: float = 0.0
     value: float = 0.0
+    of: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,21 +146,28 @@ class ParamLayout:
         return full
 
 
-def cut_evenly(length: int, tp: Axis, what: str, blocks: int = 1) -> tuple[Ranges, ...]:
-    """Ranges of `blocks` stacked blocks, each cut into equal parts: rank r holds part r of every block.
+def cut_evenly(length: int, tp: Axis, what: str, blocks: int | Sequence[int] = 1) -> tuple[Ranges, ...]:
+    """Ranges of stacked blocks, each cut into equal parts: rank r holds part r of every block.
+
+    Args:
+        blocks: how many, of one size, or the size of each.
 
     Raises:
         ConfigError: a block cannot be cut into `tp.size` equal parts.
     """
-    block = length // blocks
-    if length % blocks or block % tp.size:
-        raise ConfigError(
-            f"{what} has {length} rows in {blocks} block(s); "
-            f"a block of {block} cannot be cut into {tp.size} equal parts",
-            fix=f"choose a tensor_model_parallel_size that divides {block}",
-        )
-    n = block // tp.size
-    return tuple(tuple((k * block + r * n, k * block + (r + 1) * n) for k in range(blocks)) for r in range(tp.size))
+    sizes = [length // blocks] * blocks if isinstance(blocks, int) else blocks
+    for block in sizes:
+        if sum(sizes) != length or block % tp.size:
+            raise ConfigError(
+                f"{what} has {length} rows in {len(sizes)} block(s); "
+                f"a block of {block} cannot be cut into {tp.size} equal parts",
+                fix=f"choose a tensor_model_parallel_size that divides {block}",
+            )
+    starts = [0, *itertools.accumulate(sizes)]
+    return tuple(
+        tuple((a + r * n // tp.size, a + (r + 1) * n // tp.size) for a, n in zip(starts, sizes, strict=False))
+        for r in range(tp.size)
+    )
 
 
 def new_parameter(layout: ParamLayout, dtype: torch.dtype) -> nn.Parameter:

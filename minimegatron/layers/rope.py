@@ -20,6 +20,9 @@ wavelength, "yarn" in the channel's number i, between those that rotate `beta` t
     yarn      dim(beta) = d ln(original / (2 pi beta)) / (2 ln base)
               r = clamp((i - dim(fast)) / (dim(slow) - dim(fast)), 0, 1);   theta' = (1 - r) theta + r theta/factor
 
+Gemma 3 has two bases: its layers with a window turn by one of their own, which no scaling changes, because what they
+see is no farther away in a longer context.
+
 YaRN also multiplies queries and keys (here: cos and sin) by 0.1 ln(factor) + 1, because scores over more keys spread.
 
 With images a token has three positions (time, height, width), equal for text. "mrope" rotates each pair of channels by
@@ -116,27 +119,40 @@ class RotaryEmbedding(nn.Module):
     """cos and sin of the rotation angles of positions.
 
     Args:
-        config: head width, base, rotated share, scaling, sections.
+        config: head width, bases, rotated share, scaling, sections.
     """
 
     inv_freq: torch.Tensor
+    local_inv_freq: torch.Tensor | None
     of_channel: torch.Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config, self.factor = config, attention_factor(config)
         self.register_buffer("inv_freq", inverse_frequencies(config), persistent=False)
+        local = None
+        if config.rotary_base_local is not None:
+            plain = {"rotary_base": config.rotary_base_local, "rope_scaling_type": "none"}
+            local = inverse_frequencies(config.replace(**plain))
+        self.register_buffer("local_inv_freq", local, persistent=False)
         if config.position_embedding_type == "mrope":
             self.register_buffer("of_channel", position_of_channel(config), persistent=False)
 
-    def forward(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """position_ids [b, s], or [3, b, s] for mrope -> cos, sin, each [s, b, 1, rotated channels / 2] in fp32."""
+    def forward(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """position_ids [b, s], or [3, b, s] for mrope -> cos, sin, each [s, b, 1, rotated channels / 2] in fp32.
+
+        With `rotary_base_local` also cos and sin of the layers with a window.
+        """
         if self.config.position_embedding_type == "mrope":
             three = position_ids if position_ids.dim() == 3 else position_ids.expand(3, *position_ids.shape)
             place = three[self.of_channel].permute(2, 1, 0).unsqueeze(2).float()  # [s, b, 1, channels / 2]
         else:
             place = position_ids.t()[..., None, None].float()
         angle = place * self.inv_freq
-        if self.factor == 1.0:
-            return angle.cos(), angle.sin()
-        return angle.cos() * self.factor, angle.sin() * self.factor
+        turns: tuple[torch.Tensor, ...] = angle.cos(), angle.sin()
+        if self.factor != 1.0:
+            turns = tuple(turn * self.factor for turn in turns)
+        if self.local_inv_freq is None:
+            return turns
+        local = place * self.local_inv_freq
+        return *turns, local.cos(), local.sin()

@@ -19,8 +19,8 @@ The library keeps scales in the module's extra state, which `state_dict` has.
 It needs a GPU and the package, which is checked before anything is built. Recompute of a module that holds its layers,
 and schedules that defer wgrad, are refused: the library has its own ways for both.
 
-Written for Transformer Engine 2.x. Megatron-LM: `extensions/transformer_engine.py`, `get_fp8_context` in
-`fp8_utils.py`.
+Written for Transformer Engine 2.x. Megatron-LM: `megatron/core/extensions/transformer_engine.py`,
+`get_fp8_context` in `megatron/core/fp8_utils.py`.
 """
 
 from __future__ import annotations

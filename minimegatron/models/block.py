@@ -3,13 +3,15 @@
     x = x + dropout(attention(norm(x)))
     x = x + dropout(mlp(norm(x)))
 
+A layer of a hybrid model is one of the two lines alone, whose mixer may be another than attention (`config/hybrid`).
 `layernorm_placement` may put norms after attention and MLP: norm(attention(norm(x))) and norm(mlp(norm(x))) (Gemma 2),
 or norm(attention(x)) and norm(mlp(x)) (OLMo 2).
 
 Layers are named by their *global* number: stage 1 of 2 in a 4-layer model holds `layers.2` and `layers.3`. So a
 parameter has the same name in every layout, and seeds, checkpoints and converters need no translation.
 
-Megatron-LM: `megatron/core/transformer/transformer_layer.py`, `transformer_block.py`.
+Megatron-LM: `megatron/core/transformer/transformer_layer.py`, `transformer_block.py`; for hybrids
+`megatron/core/ssm/mamba_block.py`.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from minimegatron.layers.attention.self_attention import AttentionContext
 
 
+MIXERS, MLPS = ("self_attention", "mamba"), ("mlp", "moe")
+
+
 class TransformerLayer(nn.Module):
     """Residual layer built from its submodules' specs.
 
@@ -42,10 +47,10 @@ class TransformerLayer(nn.Module):
         mesh: its layout.
         layer_number: global number, from 0.
         rng: dropout streams.
-        submodules: specs of `input_layernorm`, `self_attention`, `post_self_attn_layernorm`, `pre_mlp_layernorm`,
-            `mlp`, `moe` (in place of `mlp` in layers with experts), `post_mlp_layernorm`; a norm without a spec is
-            left out.
-        mlp_of: the layer's number -> `mlp` or `moe`.
+        submodules: specs of `input_layernorm`, `self_attention`, `mamba`, `post_self_attn_layernorm`,
+            `pre_mlp_layernorm`, `mlp`, `moe`, `post_mlp_layernorm`; a norm without a spec is left out.
+        parts_of: the layer's number -> those of `self_attention`, `mamba`, `mlp` and `moe` that it has: a mixer, which
+            is the attribute `self_attention`, an MLP, which is `mlp`, or both.
 
     Raises:
         ConfigError: the attention module does not fit the layout, or cp > 1 and it does not declare
@@ -60,47 +65,57 @@ class TransformerLayer(nn.Module):
         rng: RngStreams | None = None,
         *,
         submodules: dict[str, ModuleSpec],
-        mlp_of: Callable[[int], str] = lambda layer_number: "mlp",
+        parts_of: Callable[[int], Sequence[str]] = lambda layer_number: ("self_attention", "mlp"),
     ) -> None:
         super().__init__()
         self.layer_number = layer_number
 
-        def norm(name: str) -> nn.Module:
-            return build_module(submodules[name], config) if name in submodules else nn.Identity()
+        parts = parts_of(layer_number)
+        mixer, mlp = (next((part for part in of if part in parts), None) for of in (MIXERS, MLPS))
 
-        self.input_layernorm = norm("input_layernorm")
-        self.self_attention = build_module(submodules["self_attention"], config, mesh, layer_number, rng)
-        self.post_self_attn_layernorm = norm("post_self_attn_layernorm")
-        self.pre_mlp_layernorm = norm("pre_mlp_layernorm")
-        if mesh.cp.size > 1 and not getattr(self.self_attention, "supports_context_parallel", False):
+        def norm(name: str, of: str | None) -> nn.Module:
+            return build_module(submodules[name], config) if of and name in submodules else nn.Identity()
+
+        self.input_layernorm = norm("input_layernorm", mixer)
+        self.self_attention = build_module(submodules[mixer], config, mesh, layer_number, rng) if mixer else None
+        self.post_self_attn_layernorm = norm("post_self_attn_layernorm", mixer)
+        self.pre_mlp_layernorm = norm("pre_mlp_layernorm", mlp)
+        if mixer and mesh.cp.size > 1 and not getattr(self.self_attention, "supports_context_parallel", False):
             raise ConfigError(
                 f"layer {layer_number} has a {type(self.self_attention).__name__}, which does not say that it can "
                 "share a sequence over cp",
                 fix="context_parallel_size = 1, or supports_context_parallel = True in its class if it can",
             )
-        mlp = mlp_of(layer_number)
         numbered = (layer_number, rng) if mlp == "moe" else ()
-        self.mlp = build_module(submodules[mlp], config, mesh, *numbered)
-        self.post_mlp_layernorm = norm("post_mlp_layernorm")
+        self.mlp = build_module(submodules[mlp], config, mesh, *numbered) if mlp else None
+        self.post_mlp_layernorm = norm("post_mlp_layernorm", mlp)
         self.dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)
         if config.recomputes("layernorm"):
             for module in (self.input_layernorm, self.pre_mlp_layernorm):
                 recompute_module(module, rng)
-        if config.recomputes(mlp):
+        if self.mlp is not None and config.recomputes(str(mlp)):
             recompute_module(self.mlp, rng)
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
-        # x = x + dropout(attention(norm(x))), fused with the norm that follows
-        normed, x = add_norm(self.pre_mlp_layernorm, x, self._attended(x, context))
+        if self.self_attention is None:
+            normed = self.pre_mlp_layernorm(x)
+        elif self.mlp is None:
+            return x + self._attended(x, context)
+        else:  # x = x + dropout(attention(norm(x))), fused with the norm that follows
+            normed, x = add_norm(self.pre_mlp_layernorm, x, self._attended(x, context))
+        assert self.mlp is not None, "a layer has a mixer or an MLP"
         return x + self.dropout(self.post_mlp_layernorm(self.mlp(normed)))
 
     def _attended(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """dropout(attention(norm(x))), [s, b, h]."""
+        assert self.self_attention is not None, "asked of a layer with a mixer"
         return self.dropout(self.post_self_attn_layernorm(self.self_attention(self.input_layernorm(x), context)))
 
     def inference_state(self) -> dict[str, StateSpec]:
         """The state that the layer keeps of earlier tokens in generation; see `layers/inference_context`."""
+        if self.self_attention is None:
+            return {}
         return inference_state_of(self.self_attention, f"self_attention of layer {self.layer_number}")
 
 

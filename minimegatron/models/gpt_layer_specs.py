@@ -7,13 +7,14 @@ This file alone knows which parts a configuration asks for; each part refuses by
 
 | config                                   | part                                                        |
 |------------------------------------------|-------------------------------------------------------------|
+| `hybrid_override_pattern`                | layers of one part each, `MambaMixer` among them            |
 | `multi_latent_attention`                 | `MultiLatentAttention` in place of `SelfAttention`          |
 | `num_experts`                            | `MoELayer` in place of `MLP`, in the layers with experts    |
 | `mtp_num_layers`                         | `MultiTokenPrediction` after the last layer                 |
 | `transformer_impl` transformer_engine    | its linear layers in place of ours                          |
 | `fp8_format`                             | built layers are switched to FP8                            |
 
-Megatron-LM: `megatron/core/models/gpt/gpt_layer_specs.py`.
+Megatron-LM: `megatron/core/models/gpt/gpt_layer_specs.py`, `megatron/core/models/mamba/mamba_layer_specs.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from minimegatron.layers.fp8.enable import enable_fp8_layers
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.norm import Norm
+from minimegatron.layers.ssm.mixer import MambaMixer
 from minimegatron.layers.transformer_engine import (
     TEColumnParallelLinear,
     TERowParallelLinear,
@@ -54,10 +56,11 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
     norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * config.norms_output
     return ModuleSpec(
         TransformerLayer,
-        params={"mlp_of": lambda layer_number: "moe" if config.has_experts(layer_number) else "mlp"},
+        params={"parts_of": config.parts_of},
         submodules={
             **dict.fromkeys(norms, ModuleSpec(Norm)),
             "self_attention": ModuleSpec(attention, params=linears),
+            "mamba": ModuleSpec(MambaMixer),
             "mlp": ModuleSpec(MLP, params=linears),
             "moe": ModuleSpec(MoELayer),
         },

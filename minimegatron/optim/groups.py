@@ -71,7 +71,8 @@ class Rates:
 
 def rates_of(name: str, layout: ParamLayout, config: OptimizerConfig) -> Rates:
     """The rates of one parameter."""
-    decays = len(layout.shape) > 1 and not name.endswith(".bias")
+    dims = len(layout.shape) - (layout.experts is not None)  # of one expert
+    decays = dims > 1 and not name.endswith(".bias")
     decays = decays or (config.apply_wd_to_qk_layernorm and any(norm in name for norm in QK_NORMS))
     values = {"wd_mult": 1.0 if decays else 0.0}
     if name in INPUT_AND_OUTPUT and config.decoupled_lr is not None:
@@ -81,7 +82,7 @@ def rates_of(name: str, layout: ParamLayout, config: OptimizerConfig) -> Rates:
     for rule in map(parse_group, config.param_groups):
         if fnmatchcase(name, rule.pattern):
             values |= rule.values
-    is_matrix = len(layout.shape) == (2 if layout.experts is None else 3) and name not in INPUT_AND_OUTPUT
+    is_matrix = dims == 2 and name not in INPUT_AND_OUTPUT
     return Rates(**values, matrix=config.has_matrices and is_matrix)
 
 

@@ -26,7 +26,7 @@ from fractions import Fraction
 import torch
 
 from minimegatron.config import TransformerConfig
-from minimegatron.errors import ConfigError, did_you_mean
+from minimegatron.errors import ConfigError, did_you_mean, require
 from minimegatron.kernels import ops
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.mask import AttentionMask
@@ -135,7 +135,10 @@ class FusedSoftmax(CoreAttention):
     For `attention_backend reference`, on one rank of cp. Megatron-LM: `megatron/core/fusions/fused_softmax.py`.
     """
 
-    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+    def _reference(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask, sink: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        require(sink is None, f"softmax_type {self.config.softmax_type} in FusedSoftmax", "softmax_type=vanilla")
         repeat = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         scores = q @ k.transpose(-1, -2)

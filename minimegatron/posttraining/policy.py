@@ -31,7 +31,8 @@ Equal rewards in a group give A = 0. The unbiased standard deviation and 1e-4 ar
 divides by the biased one.
 
 Shao et al. 2024 (GRPO, arXiv 2402.03300); Yu et al. 2025 (DAPO, 2503.14476); Liu et al. 2025 (Dr. GRPO, 2503.20783);
-Zheng et al. 2025 (GSPO, 2507.18071); Schulman et al. 2017 (PPO, 1707.06347), 2016 (GAE, 1506.02438).
+Zheng et al. 2025 (GSPO, 2507.18071); Schulman et al. 2017 (PPO, 1707.06347); Schulman et al. 2016
+(GAE, 1506.02438).
 Megatron-LM: `calculate_grpo_loss`, `calculate_grpo_advantages` in `megatron/rl/rl_utils.py`.
 """
 

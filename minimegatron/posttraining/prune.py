@@ -124,6 +124,8 @@ def _refuse(config: TransformerConfig, changed: set[str]) -> None:
          "--target-num-layers alone"),
         (config.num_experts, changed & {"ffn_hidden_size"}, "each of the experts sees a few tokens of the text, which "
          "say little about its neurons", "--target-hidden-size, heads or layers"),
+        (config.hybrid_override_pattern, changed, "layers that are one part each are scored by no rule",
+         "a model without --hybrid-override-pattern"),
         (config.qk_layernorm_over_heads, heads, "qk_layernorm_over_heads takes a mean over all heads",
          "--target-ffn-hidden-size, --target-hidden-size or --target-num-layers"),
         (config.scale_embeddings, changed & {"hidden_size"}, "scale_embeddings multiplies by sqrt(h)",

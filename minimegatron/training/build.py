@@ -252,6 +252,8 @@ def describe_run(run: RunConfig, train_iters: int, batch_sizes: NumMicrobatches)
     """Lines of the banner about the model and the steps."""
     model = run.model
     heads = f"{model.num_attention_heads} heads over {model.num_query_groups} groups"
+    if model.hybrid_override_pattern is not None:
+        heads = model.hybrid_override_pattern
     lines = [
         f"model: {count_parameters(model) / 1e6:.2f} M parameters in {model.params_dtype}: {model.num_layers} layers, "
         f"h {model.hidden_size}, {heads}, f {model.ffn_hidden_size}, vocabulary {model.vocab_size}",

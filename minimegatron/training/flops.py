@@ -72,8 +72,8 @@ def peak_tflops(device_name: str) -> float | None:
 def forward_flops(
     config: TransformerConfig, seq_length: int, causal: bool = True, spec: ModuleSpec | None = None
 ) -> dict[str, float]:
-    """FLOPs of one sequence's forward pass by part of the model: `attention`, `mlp` (everything else in a layer),
-    `logits`.
+    """FLOPs of one sequence's forward pass by part of the model: `attention` (or another mixer), `mlp` (everything else
+    in a layer), `logits`.
 
     Args:
         config: the model; recompute and precision do not matter.

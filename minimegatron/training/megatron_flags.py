@@ -25,6 +25,7 @@ from minimegatron.errors import ConfigError
 SWITCHES: dict[str, tuple[str, Any]] = {
     "--swiglu": ("activation", "swiglu"),
     "--squared-relu": ("activation", "squared_relu"),
+    "--quick-geglu": ("activation", "quick_geglu"),
     "--openai-gelu": ("activation", "gelu_tanh"),
     "--bf16": ("params_dtype", "bf16"),
     "--accumulate-allreduce-grads-in-fp32": ("main_grads_dtype", "fp32"),
@@ -105,6 +106,7 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--empty-unused-memory-level": (("0",), "the allocator keeps its memory"),
     "--flight-recorder-dump-on-timeout": ((), "a rank that runs out of time dumps what it remembers"),
     "--flight-recorder-include-stack-trace": ((), "dumps have stacks"),
+    "--is-hybrid-model": ((), "--hybrid-override-pattern says so"),
     "--local-rank": (None, "torchrun says it in the environment"),
 }
 
@@ -113,7 +115,7 @@ UNSUPPORTED = """
     load-main-params-from-ckpt load-model-opt-format *-persistent-* async-strategy async-ckpt-* dist-ckpt-* ckpt-*
     pretrained-checkpoint use-mp-args-* *-tokenizer-model-from-checkpoint-args override-ckpt-iteration most-recent-k
     replication* strict-fsdp-* moe-* enable-gpt-oss cache-mla-latents mla-* yarn-* no-yarn-*
-    rotary-seq-len-interpolation-factor no-rope-freq mtp-* mamba-* hybrid-* is-hybrid-model linear-attention-*
+    rotary-seq-len-interpolation-factor no-rope-freq mtp-* mamba-* hybrid-* linear-attention-*
     linear-conv-* encoder-* decoder-seq-length bert-* mask-prob short-seq-prob vocab-extra-ids relative-* img-*
     patch-dim num-channels num-classes vision-* dino-* swin-* freeze-LM freeze-ViT disable-vision-* classes-*
     retro-* ict-* biencoder-* indexer-* embedding-path evidence-data-path titles-data-path retriever-*
@@ -122,8 +124,8 @@ UNSUPPORTED = """
     no-overlap-p2p-communication grad-reduce-in-bf16 ddp-* tp-comm-* fp8-* fp4-* keep-fp8-* reuse-grad-buf-* te-*
     kitchen-* use-te use-transformer-engine-op-fuser cuda-graph-* external-cuda-graph optimizer-cuda-graph
     cpu-offloading* fine-grained-* offload-modules activation-offload-fraction delay-offload-*
-    apply-residual-connection-post-layernorm softmax-type quick-geglu glu-linear-offset activation-func-clamp-value
-    apply-query-key-layer-scaling heterogeneous-layers-* init-method-xavier-uniform data-parallel-random-init
+    apply-residual-connection-post-layernorm apply-query-key-layer-scaling heterogeneous-layers-*
+    init-method-xavier-uniform data-parallel-random-init
     embedding-init-method-std per-split-data-args-path per-dataset-sequences-path fim-* sft sft-* tiktoken-*
     special-tokens tokenizer-metadata tokenizer-hf-* tokenizer-sentencepiece-* trust-remote-code null-tokenizer-*
     chat-template metadata-path no-mmap-bin-files num-dataset-builder-threads dataloader-* full-validation

@@ -17,7 +17,8 @@ A watched step costs several times its usual time, because every operation is lo
 a GPU the row `allocated` is the allocator's own peak; what it has beyond the counted one is in no tensor of Python's.
 Nor is the row `messages`: memory through which ranks of one machine send to each other (`comm/shared_memory`).
 
-Megatron-LM: `report_memory` in `megatron/training/utils.py`, `training_log` in `megatron/training/training.py`.
+Megatron-LM: `report_memory` in `megatron/training/utils/common_utils.py`, `training_log` in
+`megatron/training/training.py`.
 """
 
 from __future__ import annotations

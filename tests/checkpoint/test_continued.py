@@ -63,6 +63,9 @@ LAYOUTS = [
     ("qwen2.5-tied-mqa", 4, "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2"),
     ("llama2", 2, "--use-torch-fsdp2"),
     ("deepseek_v3", 2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    ("gpt_oss", 2, "--expert-model-parallel-size 2"),
+    ("gpt_oss", 4, "--tensor-model-parallel-size 2 --sequence-parallel --context-parallel-size 2"),
+    ("gemma3", 2, "--context-parallel-size 2"),
 ]
 
 

@@ -209,9 +209,14 @@ def scratch_line(family: str, folder: Path) -> str:
     if family == "deepseek_v3":
         sizes |= {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 12}
         sizes |= {"moe_layer_freq": "([0]*1+[1]*1)", "moe_router_topk_scaling_factor": 2.5}
-    if FAMILIES[family].has_experts:
+    if FAMILIES[family].has("moe"):
         sizes |= {"num_experts": 4, "moe_router_topk": 2}
-    if family in ("qwen2_moe", "deepseek_v3"):
+    if FAMILIES[family].has("mamba"):
+        pattern = "M*E-" if FAMILIES[family].has("moe") else "MM"
+        sizes |= {"hybrid_override_pattern": pattern, "num_layers": len(pattern), "mamba_head_dim": 16}
+    if family == "nemotron_h":
+        sizes |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+    if family in ("qwen2_moe", "deepseek_v3", "nemotron_h"):
         sizes |= {"moe_ffn_hidden_size": 24, "moe_shared_expert_intermediate_size": 48}
     model = family_config(family, **sizes).to_dict()
     for name in ("vocab_size", "max_position_embeddings") if family != "gpt2" else ("vocab_size",):
@@ -234,7 +239,8 @@ def test_a_run_from_scratch_is_published_with_its_tokenizer(tmp_path, capsys, fa
     assert model.config.model_type == family and model.config.vocab_size == 60
     for said in (model.config, model.generation_config):
         assert (said.bos_token_id, said.eos_token_id, said.pad_token_id) == (1, 2, 0)
-    assert model.config.max_position_embeddings == (1024 if family == "gpt2" else run.data.seq_length)
+    longest = getattr(model.config, "max_position_embeddings", run.data.seq_length)
+    assert longest == (1024 if family == "gpt2" else run.data.seq_length)
     assert ("PreTrainedTokenizerFast" in capsys.readouterr().out) == (family == "qwen2")
     if family == "deepseek_v3":  # what others than transformers ask for
         assert (model.config.scoring_func, model.config.topk_method) == ("sigmoid", "noaux_tc")

@@ -36,11 +36,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from labkit.answers import Same, answers_of
+from labkit.edits import edits
 from labkit.exercises import Lab, load_lab
 from labkit.fresh import Nursery
 from labkit.judge import judge
 from minimegatron.errors import ConfigError
-from tests.course.edits import edits
 
 Edits = Callable[[str, Set[int]], Iterator[tuple[int, str, str]]]
 SECONDS = 6.0  # for one case of a mutant: most that are later than that hang

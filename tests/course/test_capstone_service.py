@@ -180,10 +180,7 @@ def test_a_file_that_is_no_plan(tmp_path, old, new, told):
     assert told in error.value.what and error.value.fix
 
 
-def test_the_page_has_every_criterion_with_its_points_and_its_limit():
-    page = (ROOT / "docs" / "capstones.md").read_text()
-    for criterion in SERVICE.CAPSTONE.criteria:
-        assert f"| `{criterion.name}` | {criterion.points} | {criterion.limit} |" in page, criterion.name
+def test_the_solution_can_be_read():
     solution = (ROOT / "course/capstones/04_service/solution/deploy.toml").read_text()
     assert DEPLOYMENT.read_plan(ROOT / "course/capstones/04_service/solution/deploy.toml").why.strip()
     assert "placeholder" not in solution

@@ -15,7 +15,7 @@ from minimegatron.inference.paged_cache import PagedCache, bytes_per
 from minimegatron.inference.scheduler import Scheduler
 from minimegatron.inference.sequence import Request
 from minimegatron.inference.speculative import verified
-from minimegatron.kernels.paged import paged_attention
+from minimegatron.kernels.paged import Scores, paged_attention
 from minimegatron.layers.inference_context import StateSpec
 from tests.course.marked import LABS
 
@@ -48,7 +48,7 @@ def test_the_head_attends_as_the_packages_does(seed):
         for name, new in (("key", k), ("value", v)):
             both[name].copy_(inputs[f"{name}s"].unsqueeze(2))
             both[name].flatten(0, 1)[context.rows] = new.unsqueeze(1)
-        want = paged_attention(q.unsqueeze(1), both["key"], both["value"], context, d**-0.5)
+        want = paged_attention(q.unsqueeze(1), both["key"], both["value"], context, Scores(d**-0.5))
         told = LAB["attend"].reference(**inputs)
         torch.testing.assert_close(told["out"], want.squeeze(1))
         torch.testing.assert_close(told["keys"], both["key"].squeeze(2), equal_nan=True, rtol=0, atol=0)

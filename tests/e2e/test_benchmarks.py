@@ -19,7 +19,7 @@ from benchmarks import (
     serving,
     train,
 )
-from benchmarks.paired import paired
+from labkit.paired import paired
 from minimegatron.comm.mesh import Mesh
 from minimegatron.models.decoder import build_model
 

@@ -30,7 +30,7 @@ def words(continuations):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, params",
-    mostly_thorough(itertools.product(["gpt2", "mistral", "qwen3", "llama3.1"], [GREEDY, SAMPLED]), [0, 3]),
+    mostly_thorough(itertools.product(["gpt2", "mistral", "qwen3", "llama3.1", "mamba2"], [GREEDY, SAMPLED]), [0, 3]),
 )
 def test_played_is_computed(name, params):
     """Three sequences in a recording of four; prompts are computed as they come."""

@@ -88,7 +88,7 @@ def assert_same(found, want):
                 assert [token for token, _ in top] == [token for token, _ in expected_top], key
 
 
-FAMILIES = ["llama2", "mistral", "deepseek_v3", "mixtral", "retention"]
+FAMILIES = ["llama2", "mistral", "deepseek_v3", "mixtral", "retention", "nemotron_h"]
 
 
 @pytest.mark.parametrize("name", mostly_thorough(FAMILIES, ("mistral", "retention").__contains__, [1]))

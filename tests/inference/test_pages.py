@@ -20,7 +20,9 @@ def test_piece_by_piece_is_the_whole(name):
 
 @pytest.mark.parametrize(
     "tp, names",
-    mostly_thorough([(2, ("gpt2", "mistral", "qwen2.5-tied-mqa")), (4, ("llama3.1", "qwen3", "qwen2.5-yarn"))], [0]),
+    mostly_thorough(
+        [(2, ("gpt2", "mistral", "qwen2.5-tied-mqa", "mamba2")), (4, ("llama3.1", "qwen3", "qwen2.5-yarn"))], [0]
+    ),
 )
 def test_over_tensor_parallel_ranks(ranks, tp, names):
     found = ranks(tp).run(pieces_on_ranks, [weights(name) for name in names])
@@ -51,7 +53,9 @@ def after_prompts(model, prompts, leftover=0.0):
     return torch.stack(found, 1)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mistral", "mixtral", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "mistral", "mixtral", "gemma2", "deepseek_v3", "gpt_oss", "mamba2", "nemotron_h"]
+)
 def test_each_of_ragged_prompts_is_as_if_alone(name):
     together = after_prompts(ours(name), PROMPTS)
     assert torch.equal(together, after_prompts(ours(name), PROMPTS, torch.nan)), "what lay there before is seen"

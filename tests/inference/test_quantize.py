@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minimegatron.checkpoint.compressed_tensors import Dequantised, Quantised, quantization_config
+from minimegatron.checkpoint.compressed_tensors import Dequantised, Quantised, linear_weights, quantization_config
 from minimegatron.checkpoint.conversion import open_model
 from minimegatron.checkpoint.sources import InMemory
 from minimegatron.comm.mesh import Mesh
@@ -306,3 +306,9 @@ def test_other_quantised_folders_and_damaged_ones_are_refused_by_name(tmp_path):
     config.write_text(json.dumps(keys))
     with pytest.raises(CheckpointError, match="weight_packed is quantised, and config.json has no"):
         open_model(tmp_path / "small")
+
+
+def test_a_convolution_is_no_matrix():
+    config, _ = weights("nemotron_h")
+    matrices, kept = linear_weights(config, "nemotron_h")
+    assert not any("conv1d" in name for name in (*matrices, *kept)) and any("in_proj" in name for name in matrices)

@@ -192,7 +192,10 @@ def plain_answers(model):
     return answers(Engine(model, EngineConfig(max_model_len=40)), requests)
 
 
-@pytest.mark.parametrize("name", mostly_thorough(NAMES, lambda name: name == "deepseek_v3"))
+WITHOUT_STATES = [name for name in NAMES if name not in ("mamba2", "nemotron_h")]
+
+
+@pytest.mark.parametrize("name", mostly_thorough(WITHOUT_STATES, lambda name: name == "deepseek_v3"))
 def test_greedy_words_of_every_family(name):
     requests = [Request(tuple(prompt), 12) for prompt in prompts(24)]
     want = words(answers(Engine(ours(name), EngineConfig(40)), requests))

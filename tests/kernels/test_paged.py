@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from minimegatron.kernels import build, choice, operators, ops, paged
+from minimegatron.kernels.paged import Scores
 from tests.kernels.compare import close, random
 from tests.thorough import mostly_slow
 
@@ -70,10 +71,10 @@ def case(places, groups, shared, d, dv, dtype, shape="apart", seed=0, rest=torch
     return q, keys, values
 
 
-def fp64(places, q, keys, values, *rest):
+def fp64(places, q, keys, values, scores):
     """torch's, of the same numbers in fp64."""
     return paged.paged_attention(
-        q.double(), keys.double(), values.double(), dataclasses.replace(places, seed=places.seed), *rest
+        q.double(), keys.double(), values.double(), dataclasses.replace(places, seed=places.seed), scores
     )
 
 
@@ -91,14 +92,16 @@ SEQUENCES = st.lists(st.tuples(st.integers(1, 11), st.integers(0, 40)), min_size
     st.sampled_from(["apart", "mixed", "latent"]),
     st.sampled_from([None, 1, 5, 100]),
     st.sampled_from([None, 2.0]),
+    st.booleans(),
 )
-def test_any_shape_is_torchs(kernel, sequences, size, heads, channels, dtype, shape, window, softcap):
+def test_any_shape_is_torchs(kernel, sequences, size, heads, channels, dtype, shape, window, softcap, has_sink):
     places = Places(*zip(*sequences, strict=True), size)
     tensors = case(places, *heads, *channels, dtype, shape)
-    options = channels[0] ** -0.5, window, softcap
-    found = KERNELS[kernel](*tensors, places, *options)
+    sink = random(heads[0] * heads[1], dtype=dtype, seed=9) if has_sink else None
+    scores = Scores(channels[0] ** -0.5, window, softcap, sink)
+    found = KERNELS[kernel](*tensors, places, scores)
     assert found.dtype == dtype
-    close([found], [fp64(places, *tensors, *options)], dtype)
+    close([found], [fp64(places, *tensors, scores)], dtype)
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (1, 5), (3,)])
@@ -120,11 +123,11 @@ def test_tokens_are_kept_in_their_rows(shape, heads_first, dtype):
 def test_what_is_no_number_spreads_in_its_own_sequence(kernel):
     places = Places((1, 1, 2), (7, 7, 6), 4)
     q, keys, values = case(places, 2, 2, 16, 16, torch.float32)
-    clean = KERNELS[kernel](q, keys, values, places, 0.25)
+    clean = KERNELS[kernel](q, keys, values, places, Scores(0.25))
     assert clean.isfinite().all()
     keys[places.page_table[1, 0], 2, 0, 3] = torch.nan
     values[places.page_table[2, 1], 1, 1, 5] = torch.inf
-    found = KERNELS[kernel](q, keys, values, places, 0.25)
+    found = KERNELS[kernel](q, keys, values, places, Scores(0.25))
     assert torch.equal(found[0], clean[0])
     assert found[1, :2].isnan().all() and torch.equal(found[1, 2:], clean[1, 2:]), "heads of the key's group"
     wrong = torch.zeros_like(found[2:], dtype=torch.bool)
@@ -140,11 +143,11 @@ def test_threads_share_sequences_or_groups_and_change_nothing(new, kept):
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            found.append(paged.on_a_cpu(*tensors, places, 0.125))
+            found.append(paged.on_a_cpu(*tensors, places, Scores(0.125)))
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(*found)
-    close(found[:1], [fp64(places, *tensors, 0.125)], torch.float32)
+    close(found[:1], [fp64(places, *tensors, Scores(0.125))], torch.float32)
 
 
 def test_ranges_of_keys_are_joined_whatever_thread_is_first():
@@ -155,11 +158,11 @@ def test_ranges_of_keys_are_joined_whatever_thread_is_first():
         for order in (0, 1, 7):
             library.order(order)
             try:
-                found.append(paged.by_a_kernel(*tensors, places, 0.125))
+                found.append(paged.by_a_kernel(*tensors, places, Scores(0.125)))
             finally:
                 library.order(0)
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-        close(found[:1], [fp64(places, *tensors, 0.125)], torch.float32)
+        close(found[:1], [fp64(places, *tensors, Scores(0.125))], torch.float32)
 
 
 def test_no_compiler_leaves_torch_computing(monkeypatch):
@@ -176,7 +179,7 @@ def test_no_compiler_leaves_torch_computing(monkeypatch):
     finally:
         for function in cached:
             function.cache_clear()
-    assert torch.equal(found, paged.paged_attention(*tensors, places, 0.25))
+    assert torch.equal(found, paged.paged_attention(*tensors, places, Scores(0.25)))
 
 
 def package(q, key_pages, value_pages, *, cache_seqlens, block_table, softmax_scale, causal, window_size, softcap):
@@ -201,8 +204,9 @@ def test_flash_attn_is_told_what_is_meant(window, softcap, monkeypatch):
     monkeypatch.setattr(paged, "_flash_attn", lambda: package)
     places = Places((1, 1, 1), (3, 255, 300), 256)
     tensors = case(places, 2, 2, 16, 16, torch.float32, rest=0.0)
-    found = paged.by_flash_attn(*tensors, places, 0.25, window, softcap)
-    close([found], [fp64(places, *tensors, 0.25, window, softcap)], torch.float32)
+    scores = Scores(0.25, window, softcap)
+    found = paged.by_flash_attn(*tensors, places, scores)
+    close([found], [fp64(places, *tensors, scores)], torch.float32)
 
 
 def test_flash_attn_is_asked_only_where_it_can(monkeypatch):

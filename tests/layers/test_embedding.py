@@ -9,7 +9,8 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig, TransformerConfig
-from minimegatron.layers.embedding import VocabParallelEmbedding
+from minimegatron.layers.dropout import Dropout
+from minimegatron.layers.embedding import LanguageModelEmbedding, VocabParallelEmbedding
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import Init
 from minimegatron.models.chunks import build_model_chunks
@@ -54,3 +55,18 @@ def test_rows_that_go_straight_into_the_buffer_are_autograds_gradient(tied):
         results.append(table.main_grad if wrapped else table.grad)
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
     assert results[0][3].abs().sum() > 0
+
+
+def test_the_scaled_embedding_is_gemmas():
+    """Its factor is rounded as its weights are, before the product: 8.485 is 8.5 in bf16."""
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
+    fields = {"position_embedding_type": "none", "scale_embeddings": True, "params_dtype": "bf16"}
+    config = TransformerConfig(hidden_size=72, num_attention_heads=4, vocab_size=32, **fields)
+    ours = LanguageModelEmbedding(config, Mesh.serial(), Dropout(0.0, None))
+    theirs = Gemma3TextScaledWordEmbedding(128, 72, 0, 72**0.5).bfloat16()
+    with torch.no_grad():
+        initialize(ours, 1)
+        theirs.weight.copy_(ours.word_embeddings.weight)
+        tokens = torch.arange(32)[None]
+        assert torch.equal(ours(tokens, tokens).transpose(0, 1), theirs(tokens))

@@ -6,7 +6,6 @@ configuration that its class makes of it, and by the logits of a tiny model.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any
 
@@ -16,17 +15,19 @@ import torch
 from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh
+from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.decoder import GPTModel
-from minimegatron.models.families import FAMILIES
+from minimegatron.models.families import FAMILIES, preset
 from minimegatron.models.families.keys import HARMLESS
 from tests.models.test_huggingface import MODELS
 from tests.thorough import mostly_thorough
 
 TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
 TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe", "deepseek_v3": "deepseek_v3"}
-TINY |= {"gemma2": "gemma2", "olmo2": "olmo2"}
+TINY |= {name: name for name in ("gemma2", "olmo2", "mamba2", "nemotron_h")}
+TINY |= {"gpt_oss": "gpt_oss", "gemma3_text": "gemma3"}
 
 
 def file_of(family: str) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def changes(family: str) -> list[tuple[str, dict[str, Any]]]:
             also |= {"use_sliding_window": True, "sliding_window": 5}
         if key == "use_sliding_window":
             also |= {"sliding_window": 5, "max_window_layers": 0, "layer_types": None}
-        if key in ("max_window_layers", "num_hidden_layers"):
+        if key in ("max_window_layers", "num_hidden_layers") and "layer_types" in file_of(family):
             also["layer_types"] = None
         found.append((key, {key: other, **also}))
     return found
@@ -153,13 +154,19 @@ def test_an_unknown_key_is_refused_by_its_name(family, key):
         config_from_huggingface(file)
 
 
+def _class_of(family: str) -> type:
+    import transformers
+
+    return getattr(transformers, FAMILIES[family].architecture)
+
+
 @pytest.mark.parametrize("family", TINY)
 def test_no_key_is_read_that_the_class_does_not_have(family):
     """By its attributes, or by the code of the model, which asks for some that a file may add."""
     import transformers
 
     config = transformers.CONFIG_MAPPING[family]()
-    code = inspect.getsource(importlib.import_module(f"transformers.models.{family}.modeling_{family}"))
+    code = "".join(inspect.getsource(inspect.getmodule(cls)) for cls in (_class_of(family), type(config)))
     names = {**FAMILIES[family].defaults, **FAMILIES[family].aliases}
     assert [k for k in names if k != "rope_theta" and not hasattr(config, k) and f'"{k}"' not in code] == []
 
@@ -187,15 +194,20 @@ def test_a_key_of_other_families_is_refused(family):
     if "attention_bias" in FAMILIES[family].defaults and "mlp_bias" in seen:  # with both, Llama's model would fit
         with pytest.raises(ConfigError, match="mlp_bias"):
             config_from_huggingface({**file_of(family), "attention_bias": True, "mlp_bias": True})
-    if family != "gpt2":
+    if "rope_theta" in FAMILIES[family].defaults:
         for kind in ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}):
             table = {**kind, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
             if family == "deepseek_v3" and kind["rope_type"] == "linear":
                 continue
-            with pytest.raises(ConfigError, match=f"partial_rotary_factor=0.5 is not {family}'s"):
-                config_from_huggingface({**file_of(family), "rope_parameters": table})
-            whole = {**table, "partial_rotary_factor": 1.0}  # says what is so
-            assert config_from_huggingface({**file_of(family), "rope_parameters": whole})[1].rotary_percent == 1.0
+            nested = "rope_local_base_freq" in FAMILIES[family].defaults
+            for part in (0.5, 1.0):  # the second says what is so
+                tables: dict[str, Any] = {**table, "partial_rotary_factor": part}
+                file = {**file_of(family), "rope_parameters": {"full_attention": tables} if nested else tables}
+                if part == 1.0:
+                    assert config_from_huggingface(file)[1].rotary_percent == 1.0
+                    continue
+                with pytest.raises(ConfigError, match=f"partial_rotary_factor=0.5 is not {family}'s"):
+                    config_from_huggingface(file)
 
 
 def test_files_of_transformers_4():
@@ -212,6 +224,44 @@ def test_files_of_transformers_4():
         assert config_from_huggingface({**qwen, "max_window_layers": first})[1].sliding_window == wanted
     with pytest.raises(ConfigError, match="different attention"):
         config_from_huggingface({**qwen, "max_window_layers": 1})
+
+
+_NVIDIA = {
+    "attention_bias": False, "attention_dropout": 0.0, "conv_kernel": 4, "expand": 2, "hidden_dropout": 0.0,
+    "layer_norm_epsilon": 1e-5, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_proj_bias": False,
+    "mlp_bias": False, "mlp_hidden_act": "relu2", "model_type": "nemotron_h", "n_groups": 8, "num_hidden_layers": 52,
+    "num_attention_heads": 32, "num_logits_to_keep": 1, "rescale_prenorm_residual": True, "residual_in_fp32": False,
+    "sliding_window": None, "ssm_state_size": 128, "tie_word_embeddings": False, "time_step_min": 0.001,
+    "time_step_max": 0.1, "time_step_floor": 1e-4, "use_bias": False, "use_conv_bias": True, "use_mamba_kernels": True,
+    "vocab_size": 131072,
+}  # fmt: skip
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "nemotron-h-8b": _NVIDIA | {
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", "attention_head_dim": 128,
+        "chunk_size": 256, "hidden_size": 4096, "intermediate_size": 21504, "mamba_num_heads": 128,
+        "max_position_embeddings": 8192, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+    },
+    "nemotron-3-nano-30b-a3b": _NVIDIA | {
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "chunk_size": 128,
+        "head_dim": 128, "hidden_size": 2688, "intermediate_size": 1856, "mamba_num_heads": 64, "n_group": 1,
+        "max_position_embeddings": 262144, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+        "n_routed_experts": 128, "n_shared_experts": 1, "norm_eps": 1e-5, "norm_topk_prob": True, "topk_group": 1,
+        "num_experts_per_tok": 6, "num_key_value_heads": 2, "partial_rotary_factor": 1.0, "rope_theta": 10000,
+        "routed_scaling_factor": 2.5, "mamba_ssm_cache_dtype": "float32",
+    },
+    "mamba2-130m": {
+        "model_type": "mamba2", "num_hidden_layers": 24, "hidden_size": 768, "vocab_size": 50288, "state_size": 128,
+        "num_heads": 24, "head_dim": 64, "expand": 2, "conv_kernel": 4, "n_groups": 1, "chunk_size": 256,
+        "time_step_limit": [0.0, float("inf")], "rms_norm": True, "norm_before_gate": True, "use_bias": False,
+        "use_conv_bias": True, "hidden_act": "silu", "layer_norm_epsilon": 1e-5, "residual_in_fp32": True,
+        "time_step_rank": 48, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_files_of_hybrids_are_the_presets(name):
+    assert config_from_huggingface(PUBLISHED[name])[1] == TransformerConfig.from_dict(preset(name))
 
 
 def test_a_head_beside_a_tied_embedding_must_be_equal_to_it():

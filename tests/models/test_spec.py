@@ -95,7 +95,12 @@ def test_presets_make_models_that_fit_their_name(name):
         "mixtral-8x7b": 46.70e9, "mixtral-8x22b": 140.6e9, "qwen1.5-moe-a2.7b": 14.3e9, "qwen3-30b-a3b": 30.53e9,
         "qwen3-235b-a22b": 235.1e9, "deepseek-v3": 671.0e9, "qwen2.5-0.5b": 0.494e9, "qwen2.5-7b": 7.616e9,
         "qwen3-0.6b": 0.596e9, "qwen3-8b": 8.191e9, "gemma2-2b": 2.614e9, "gemma2-9b": 9.242e9, "gemma2-27b": 27.23e9,
-        "olmo2-1b": 1.485e9, "olmo2-7b": 7.299e9, "olmo2-13b": 13.72e9, "olmo2-32b": 32.23e9, "laptop-10m": 8.916e6,
+        "olmo2-1b": 1.485e9, "olmo2-7b": 7.299e9, "olmo2-13b": 13.72e9, "olmo2-32b": 32.23e9, "gpt-oss-20b": 20.91e9,
+        "gpt-oss-120b": 116.83e9, "gemma3-1b": 0.9999e9, "gemma3-4b": 3.880e9, "gemma3-12b": 11.77e9,
+        "gemma3-27b": 27.01e9,
+        "laptop-10m": 8.916e6,
+        "mamba2-130m": 0.129e9, "mamba2-1.3b": 1.344e9, "mamba2-2.7b": 2.703e9, "nemotron-h-8b": 8.10e9,
+        "nemotron-3-nano-30b-a3b": 31.58e9,
     }  # fmt: skip
     assert count_parameters(config) == pytest.approx(promised[name], rel=2e-3)
 
@@ -123,9 +128,19 @@ def test_unknown_names():
         family_config("falcon")
 
 
+EMBEDDING = 201088 * 2880  # which OpenAI does not count as active
+
+
 @pytest.mark.parametrize(
     "name, active",
-    [("mixtral-8x7b", 12.88e9), ("qwen3-30b-a3b", 3.35e9), ("qwen3-235b-a22b", 22.19e9), ("deepseek-v3", 37.55e9)],
+    [
+        ("mixtral-8x7b", 12.88e9),
+        ("qwen3-30b-a3b", 3.35e9),
+        ("qwen3-235b-a22b", 22.19e9),
+        ("deepseek-v3", 37.55e9),
+        ("gpt-oss-20b", 3.61e9 + EMBEDDING),
+        ("gpt-oss-120b", 5.13e9 + EMBEDDING),
+    ],
 )
 def test_parameters_that_a_token_passes(name, active):
     assert count_parameters(family_config("gpt2", **preset(name)), active=True) == pytest.approx(active, rel=1e-3)

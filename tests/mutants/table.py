@@ -56,6 +56,14 @@ _PAGES, _SCHEDULER = "minimegatron/inference/block_manager.py", "minimegatron/in
 _CANARIES = "tests/inference/test_scheduler.py -k shared"
 _PROPOSALS = "tests/inference/test_speculative.py -k pass_over_all"
 _GRAMMAR = "tests/inference/test_grammar.py -k brute_force"
+_SCAN, _MIXER, _PIECES = (f"minimegatron/layers/ssm/{name}.py" for name in ("scan", "mixer", "pieces"))
+_OF_MIXER, _CHUNKS = "tests/layers/ssm/test_mixer.py", "tests/layers/ssm/test_scan.py -k recurrence"
+_PACKED = f"{_OF_MIXER} -k packed"
+_OF_HF = "tests/models/test_huggingface.py::test_logits[nemotron_h-1]"
+_HYBRID_TP, _HYBRID_CP, _HYBRID_A2A = (f"tests/parallel/test_hybrid_twin.py::test_two_ranks[{i}]" for i in (1, 4, 5))
+_STATES = "tests/inference/test_pages.py -k nemotron_h"
+_SINKS, _GPT_OSS_TWIN = "tests/layers/attention/test_sinks.py", "tests/parallel/test_expert_twin.py -k gpt_oss_on_two"
+_GPT_OSS, _GEMMA3 = (f"tests/models/test_huggingface.py -k logits[{name}-1]" for name in ("gpt_oss", "gemma3"))
 _GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
 
 MUTANTS = (
@@ -289,8 +297,8 @@ MUTANTS = (
     ),
     Mutant(
         "all parameters start alike", "minimegatron/layers/logical.py",
-        "return layout.take(_padded(one_stream(name, seed, shape) * layout.init.std, layout))",
-        'return layout.take(_padded(one_stream("", seed, shape) * layout.init.std, layout))',
+        "_made(one_stream(name, seed, shape) * layout.init.std, layout)",
+        '_made(one_stream("", seed, shape) * layout.init.std, layout)',
         "tests/layers/test_param.py",
     ),
     Mutant(
@@ -985,5 +993,218 @@ MUTANTS = (
     Mutant(
         "a page of the web reads the runs of this machine", "minimegatron/watch/server.py",
         "not in HOSTS and host not in HOSTS", "== host == HOSTS", "tests/watch/test_server.py -k reads_only",
+    ),
+    # ------------------------------------------------------------------------------------------- Mamba-2, hybrids
+    Mutant(
+        "a chunk that is not full is filled with copies of its last step", _SCAN,
+        "t = F.pad(t, (0, 0) * (t.dim() - 1) + (0, -s % length))",
+        "t = torch.cat([t, t[-1:].expand(-s % length, *t.shape[1:])])", _CHUNKS,
+    ),
+    Mutant(
+        "a chunk reads the state after it", _SCAN,
+        "found.append(h[:-1])", "found.append(h[1:])", _CHUNKS,
+    ),
+    Mutant(
+        "a state passes the border of documents", _SCAN,
+        "            keep = keep & (of[:, None] == of)[..., None]\n", "", _CHUNKS,
+    ),
+    Mutant(
+        "a state of an earlier document is read", _SCAN, "self._reads = _exp(a, from_start)",
+        "self._reads = _exp(a, None)", _CHUNKS,
+    ),
+    Mutant(
+        "what an earlier document left in a chunk is kept", _SCAN, "_exp(a[..., -1:] - a, to_end)",
+        "_exp(a[..., -1:] - a, None)", _CHUNKS,
+    ),
+    Mutant(
+        "decays of later tokens are computed and then dropped", _SCAN, "log.masked_fill(~keep, -torch.inf)).exp()",
+        "log).exp() * (1.0 if keep is None else keep)", "tests/layers/ssm/test_scan.py -k overflow",
+    ),
+    Mutant(
+        "a tap sees the document before", _MIXER, "rows[i : i + n] * same.t()[..., None]", "rows[i : i + n]", _PACKED,
+    ),
+    Mutant(
+        "a document id that comes again goes on", _MIXER, "(document_ids.diff(dim=1) != 0).cumsum(1)",
+        "(document_ids - document_ids[:, :1])[:, 1:]", _PACKED,
+    ),
+    Mutant(
+        "time steps are added in the model's dtype", _MIXER, "F.softplus(dt.to(wide) + self.dt_bias.to(wide))",
+        "F.softplus(dt + self.dt_bias)", f"{_OF_MIXER} -k fp32",
+    ),
+    Mutant(
+        "A is computed in the model's dtype", _MIXER,
+        "-self.A_log.to(torch.promote_types(self.A_log.dtype, torch.float32)).exp()", "-self.A_log.exp()",
+        f"{_OF_MIXER} -k fp32",
+    ),
+    Mutant(
+        "all heads skip by the first one's D", _MIXER, "self.D.to(y.dtype)[:, None]", "self.D.to(y.dtype)[:1, None]",
+        _OF_HF,
+    ),
+    Mutant(
+        "the gate is put on after the norm", _MIXER,
+        "        u = (y * F.silu(z.to(y.dtype))).unflatten(-1, (groups, -1))\n",
+        "        u, weight = y.unflatten(-1, (groups, -1)), weight * F.silu(z)\n", _OF_HF,
+    ),
+    Mutant(
+        "the gradient of a gated norm leaves out that of its mean", _MIXER, "g - n * (g * n).mean(-1, keepdim=True)",
+        "g", "tests/models/test_huggingface.py -k gradients",
+    ),
+    Mutant(
+        "no time step is limited", _MIXER, "return dt if low == 0.0 and high is None else dt.clamp(low, high)",
+        "return dt", _OF_HF,
+    ),
+    Mutant(
+        "the gated norm takes a rank's groups for the model's", _MIXER,
+        "config.layernorm_epsilon, config.mamba_num_groups // tp.size",
+        "config.layernorm_epsilon, config.mamba_num_groups", _HYBRID_TP,
+    ),
+    Mutant(
+        "the projection of Mamba is cut as one block", _MIXER, "tp, init=std, blocks=blocks, **how)",
+        "tp, init=std, **how)", _HYBRID_TP,
+    ),
+    Mutant(
+        "the channels of B and C are cut with those of x", _MIXER, "blocks[1:4], config",
+        "(sum(blocks[1:4]),), config", _HYBRID_TP,
+    ),
+    Mutant(
+        "a chunk of a prompt forgets the tokens before it", _MIXER, "self.conv1d(xbc, tail.transpose(0, 1))",
+        "self.conv1d(xbc, 0 * tail.transpose(0, 1))", _STATES,
+    ),
+    Mutant(
+        "the convolution keeps what padding is there", _MIXER, "[:, None] + new  #", "[:, None] + len(xbc)  #",
+        _STATES,
+    ),
+    Mutant(
+        "padding fades the state of a sequence", _MIXER, "self._dt(dt).masked_fill(padding[..., None], 0.0)",
+        "self._dt(dt)", _STATES,
+    ),
+    Mutant(
+        "a state begins with what lay in its slot", "minimegatron/layers/inference_context.py",
+        "begins = self.context.kept == 0", "begins = self.context.kept < 0", _STATES,
+    ),
+    Mutant(
+        "a prefix is reused without its state", "minimegatron/inference/engine.py",
+        "config.enable_prefix_caching and not has_slots", "config.enable_prefix_caching",
+        "tests/inference/test_engine.py -k retention",
+    ),
+    Mutant(
+        "states come in the ranks' order", _PIECES, "[place for _, place in sorted(starts)]",
+        "[place for _, place in starts]", _HYBRID_CP,
+    ),
+    Mutant(
+        "the gradient of a state stays with who used it", _PIECES, "self.cp, 0, reduce_gradient=True)", "self.cp, 0)",
+        _HYBRID_CP,
+    ),
+    Mutant(
+        "a rank that begins the sequence leaves the backward pass", _PIECES,
+        "every[0].masked_fill(torch.ones_like(every[0], dtype=torch.bool), 0.0)", "torch.zeros_like(every[0])",
+        _HYBRID_A2A,
+    ),
+    Mutant(
+        "layers of a hybrid are all of the first symbol", "minimegatron/config/hybrid.py",
+        "PARTS[pattern[layer_number]]", "PARTS[pattern[0]]", _OF_HF,
+    ),
+    Mutant(
+        "an operation holds its own result in a plan", "minimegatron/footprint/recorder.py",
+        "tensor if tensor.is_leaf else tensor.detach()", "tensor", "tests/training/test_hybrid.py -k planned",
+    ),
+    Mutant(
+        "a convolution is quantised as a matrix", "minimegatron/checkpoint/compressed_tensors.py",
+        '("norm.", "conv1d.")', '("norm.",)', "tests/inference/test_quantize.py -k convolution",
+    ),
+    # ------------------------------------------------------------------------------------------- gpt-oss, Gemma 3
+    Mutant(
+        "a ring joins the sink once for each block", "minimegatron/layers/attention/context_parallel.py",
+        "            attend(joined, q, own, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)\n",
+        "            attend(joined, q, own, kv[0], kv[1], spans[owner], mask, scale, backend, softcap)\n"
+        "            if sink is not None and owner != axis.rank:\n                joined.add_sink(sink)\n",
+        f"{_SINKS} -k p2p",
+    ),
+    Mutant(
+        "ranks that have exchanged heads use the first heads' sinks",
+        "minimegatron/layers/attention/context_parallel.py", "sink.chunk(inner.size)[inner.rank]",
+        "sink.chunk(inner.size)[0]", f"{_SINKS} -k a2a",
+    ),
+    Mutant(
+        "the gradient of a sink is that of a key", "minimegatron/layers/attention/pieces.py",
+        "return -(share * ", "return (share * ", f"{_SINKS} -k formula",
+    ),
+    Mutant(
+        "a sink is the same on all tp ranks", "minimegatron/layers/attention/core_attention.py",
+        "ParamLayout((heads,), 0, parts, mesh.tp.rank, Init", "ParamLayout((heads,), 0, parts, 0, Init", _GPT_OSS_TWIN,
+    ),
+    Mutant(
+        "a step with pages forgets the sink", "minimegatron/layers/attention/core_attention.py",
+        "            self.softmax_offset,\n            kernels", "            None,\n            kernels",
+        "tests/inference/test_pages.py -k whole[gpt_oss]",
+    ),
+    Mutant(
+        "gated values are clamped from above alone", "minimegatron/kernels/plain.py", "up.clamp(-limit, limit)",
+        "up.clamp(max=limit)", _GPT_OSS,
+    ),
+    Mutant(
+        "gates are clamped from below too", "minimegatron/kernels/plain.py", "gate.clamp(max=limit)",
+        "gate.clamp(-limit, limit)", _GPT_OSS,
+    ),
+    Mutant("gated values have no offset", "minimegatron/kernels/plain.py", "* (up + offset)", "* up", _GPT_OSS),
+    Mutant("a gate's sigmoid is not steeper", "minimegatron/kernels/plain.py", "1.702 * gate", "gate", _GPT_OSS),
+    Mutant(
+        "each etp rank adds the bias of fc2", "minimegatron/layers/moe/layer.py",
+        "if self.bias2 is None or self.etp.rank > 0:", "if self.bias2 is None:", _GPT_OSS_TWIN,
+    ),
+    Mutant(
+        "the bias of fc2 has no sum over etp", "minimegatron/layers/moe/layer.py",
+        'experts=here, partial="experts")', "experts=here)", _GPT_OSS_TWIN,
+    ),
+    Mutant(
+        "the bias of fc2 counts whole in each expert", "minimegatron/layers/moe/layer.py",
+        "(rows(self.bias2) * sent.probs[:, None])", "rows(self.bias2)", _GPT_OSS,
+    ),
+    Mutant(
+        "stacked biases decay", "minimegatron/optim/groups.py",
+        "    dims = len(layout.shape) - (layout.experts is not None)  # of one expert\n    decays = dims > 1",
+        "    dims = len(layout.shape) - (layout.experts is not None)\n    decays = len(layout.shape) > 1",
+        "tests/optim/test_optimizer.py -k experts",
+    ),
+    Mutant(
+        "gates and values lie side by side in a published stack", "minimegatron/checkpoint/stacks.py",
+        "self._last[1][..., first::step]", "self._last[1].chunk(step, -1)[first]", _GPT_OSS,
+    ),
+    Mutant(
+        "the high half of a byte comes first", "minimegatron/checkpoint/mxfp4.py",
+        "(FP4[(blocks & 15).long()], FP4[(blocks >> 4).long()])",
+        "(FP4[(blocks >> 4).long()], FP4[(blocks & 15).long()])",
+        "tests/checkpoint/test_mxfp4.py -k numbers",
+    ),
+    Mutant(
+        "YaRN's blend begins at whole channels whatever the file says", "minimegatron/models/families/llama_like.py",
+        'bool(scaling.get("truncate", True))', 'bool(scaling.get("truncate", True) or True)', _GPT_OSS,
+    ),
+    Mutant(
+        "every other layer with a window begins with the second", "minimegatron/models/families/llama_like.py",
+        "WINDOWED if (i + 1) % said else FULL", "FULL if (i + 1) % said else WINDOWED",
+        "tests/models/test_huggingface_config.py -k class[gpt_oss",
+    ),
+    Mutant(
+        "layers with a window turn as all others", "minimegatron/layers/attention/self_attention.py",
+        "self.rotary[:2] if window is None else self.rotary[-2:]", "self.rotary[:2]", _GEMMA3,
+    ),
+    Mutant(
+        "the scaling of RoPE is that of all layers", "minimegatron/layers/rope.py",
+        'plain = {"rotary_base": config.rotary_base_local, "rope_scaling_type": "none"}',
+        'plain = {"rotary_base": config.rotary_base_local}', _GEMMA3,
+    ),
+    Mutant(
+        "scores are divided by sqrt(d) whatever the file says", "minimegatron/models/families/gemma.py",
+        'None if scalar == keys["head_dim"] else', "None if scalar else", _GEMMA3,
+    ),
+    Mutant(
+        "1 + gamma is rounded to 16 bits", "minimegatron/layers/norm.py", "if gamma.dtype != wide:", "if False:",
+        "tests/layers/test_norm.py",
+    ),
+    Mutant(
+        "sqrt(h) is not rounded as the weights are", "minimegatron/layers/embedding.py",
+        "torch.tensor(config.hidden_size**0.5, dtype=config.dtype,", "torch.tensor(config.hidden_size**0.5,",
+        "tests/layers/test_embedding.py -k scaled",
     ),
 )  # fmt: skip

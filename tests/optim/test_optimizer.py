@@ -11,9 +11,10 @@ from torch import nn
 
 from labkit.ranks.pool import shared_pool
 from minimegatron.comm.mesh import Mesh
-from minimegatron.config import OptimizerConfig, ParallelConfig
+from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
 from minimegatron.errors import CheckpointError, NumericsError
 from minimegatron.layers.param import ParamLayout
+from minimegatron.models.chunks import build_stage
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer, StepResult
 from minimegatron.parallel.data.data_parallel import Shard
@@ -111,6 +112,16 @@ def test_no_weight_decay_on_biases_and_vectors() -> None:
     }
     assert (decay["weight_decay"], no_decay["weight_decay"]) == (0.1, 0.0)
     assert (decay["wd_mult"], no_decay["wd_mult"]) == (1.0, 0.0)
+
+
+def test_biases_of_experts_do_not_decay() -> None:
+    """They are stacked, so each has a dim more than a bias has."""
+    sizes = {"num_experts": 4, "add_bias_linear": True, "softmax_type": "learnable"}
+    model = build_stage(TransformerConfig(**sizes), MESH)
+    decay, no_decay = build_optimizer(OptimizerConfig(weight_decay=0.1), model, MESH).param_groups
+    names = {p.data_ptr(): n.rpartition(".")[2] for n, p in model.named_parameters()}
+    assert {names[p.data_ptr()] for p in decay["params"]} == {"weight", "weight1", "weight2"}
+    assert {names[p.data_ptr()] for p in no_decay["params"]} == {"weight", "bias", "bias1", "bias2", "softmax_offset"}
 
 
 def test_main_grad_is_read_before_grad_and_frozen_parameters_are_left_alone() -> None:

@@ -143,6 +143,57 @@ def test_compositions(ranks):
     )
 
 
+# -------------------------------------------------------------------------------------------------- gpt-oss
+
+GPT_OSS: dict[str, Any] = {
+    "family": "gpt_oss", "num_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 24, "kv_channels": 8,
+    "sliding_window": 5, "activation_func_clamp_value": 0.3, "rope_scaling_original_max_position_embeddings": 8,
+}  # fmt: skip
+A2A, GATHERED = {CP: 2, "cp_comm_type": "a2a"}, {CP: 2, "cp_comm_type": "allgather"}
+
+
+def gpt_oss(layout: dict[str, Any], dispatcher: str = "alltoall", **more: Any) -> Case:
+    model = {**GPT_OSS, "moe_token_dispatcher_type": dispatcher, **more.pop("model", {})}
+    return Case(layout, model, double=True, **more)
+
+
+def test_gpt_oss_on_two_ranks(ranks):
+    """Sinks and biases of experts: cut over tp, counted once over cp, added once over etp."""
+    whole = {TP: 2, SP: True}
+    sharded = {"sharding": "optim_grads_params", "overlap": True, "bucket_size": 500}
+    check(
+        ranks(2),
+        [
+            gpt_oss({EP: 2}, accumulation=2),
+            gpt_oss(whole, "allgather", documents=True),
+            gpt_oss({**whole, ETP: 1, EP: 2}, model={**SELECTIVE, "moe_grouped_gemm": False}),
+            gpt_oss({CP: 2}, documents=True),
+            gpt_oss(A2A),
+            gpt_oss(GATHERED),
+            gpt_oss({PP: 2}, accumulation=2, model=FULL),
+            gpt_oss({}, **sharded),
+            gpt_oss({TP: 2, SP: True}, model={"num_query_groups": 1}),
+        ],
+    )
+
+
+@pytest.mark.thorough
+def test_gpt_oss_on_four_ranks(ranks):
+    check(
+        ranks(4),
+        [
+            gpt_oss({TP: 2, SP: True, CP: 2, EP: 2, ETP: 1}, model=FULL),
+            gpt_oss({TP: 2, SP: True, EP: 2, ETP: 2}, "allgather", sharding="optim_grads"),
+            gpt_oss({PP: 2, CP: 2, EP: 2}, documents=True, accumulation=2),
+            gpt_oss({PP: 2, TP: 2, SP: True}, accumulation=4, model={"num_layers": 4}, sharding="optim"),
+            gpt_oss({CP: 4, "cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": (2, 2)}),
+            gpt_oss({TP: 4, SP: True, EP: 4, ETP: 1}),
+            gpt_oss({}, sharding="fsdp2"),
+            gpt_oss({EP: 2}, model=SELECTIVE, sharding="optim_grads_params", overlap=True, accumulation=2),
+        ],
+    )
+
+
 # ------------------------------------------------------------------------ a model whose biases force the choice
 
 SIGMOID: dict[str, Any] = {**EXPERTS, "moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}

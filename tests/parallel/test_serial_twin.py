@@ -66,6 +66,37 @@ def test_norms_of_outputs_caps_and_norms_over_all_heads(assert_same_as_serial, m
     assert_same_as_serial(Case(layout, model, accumulation=2, double=True))
 
 
+TWO_BASES = {
+    "family": "gemma3_text", "sliding_window": 5, "window_attn_skip_freq": "2", "rope_scaling_type": "linear",
+    "rotary_base_local": 20.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    mostly_thorough(
+        [
+            ({TP: 2, SP: True}, {"documents": True}),
+            ({CP: 2}, {"model": {"recompute_granularity": "full"}}),
+            ({PP: 2}, {"accumulation": 2}),
+            ({TP: 2}, {}),
+            ({CP: 2, "cp_comm_type": "allgather"}, {"documents": True}),
+            ({CP: 2, "cp_comm_type": "a2a"}, {}),
+            ({PP: 2, CP: 2}, {"accumulation": 2, "documents": True}),
+            ({TP: 2, SP: True, CP: 2}, {"model": {"recompute_granularity": "selective"}}),
+            *(({TP: 2, SP: True}, {"sharding": sharding}) for sharding in ("optim", "optim_grads_params", "fsdp2")),
+        ],
+        [0, 1],
+        [0],
+    ),
+    ids=str,
+)
+def test_two_bases_of_rope(assert_same_as_serial, layout, more):
+    model = {**TWO_BASES, **more.get("model", {})}
+    dp = 2 if "sharding" in more else 1
+    assert_same_as_serial(Case(layout, double=True, **{**more, "model": model}), dp)
+
+
 @pytest.mark.parametrize(
     "model",
     mostly_slow(

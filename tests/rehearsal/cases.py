@@ -24,6 +24,7 @@ MLA = SHORT + _LLAMA + (
     " --multi-latent-attention --kv-lora-rank 32 --q-lora-rank 48 --qk-head-dim 16 --qk-pos-emb-head-dim 16"
     " --v-head-dim 16"
 )  # fmt: skip
+HYBRID = " --hybrid-override-pattern M* --mamba-num-groups 2 --mamba-head-dim 16 --mamba-state-dim 8"
 AWARE = " --use-precision-aware-optimizer"
 OFFLOAD = " --optimizer-cpu-offload"
 FP8 = " --bf16 --kernels torch --fp8-format hybrid"
@@ -75,6 +76,12 @@ ONE_RANK = {
     "reference attention": Case(LLAMA + TORCH + " --attention-backend reference"),
     "local attention": Case(LLAMA + TORCH + " --attention-backend local"),
     "local attention, kernels": Case(LLAMA + " --bf16 --attention-backend local"),
+    # hybrids
+    "hybrid": Case(LLAMA + HYBRID + TORCH, tolerance=1e-2),
+    "hybrid fp32, documents": Case(
+        LLAMA + HYBRID + " --kernels torch --reset-attention-mask --reset-position-ids --eod-mask-loss", tolerance=1e-5
+    ),
+    "hybrid, a recorded step": Case(LLAMA + HYBRID + GRAPH, tolerance=1e-2),
     # recompute
     "recompute full": Case(
         LLAMA + TORCH + " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"

@@ -237,7 +237,6 @@ def test_query_groups_without_their_switch_are_said_aloud():
         ("--tran-iters 3", "did you mean `--train-iters`?"),
         ("--micro_batch_size 3", "did you mean `--micro-batch-size`?"),
         ("--qqqq", "see --help"),
-        ("--num-experts 8", "add_bias_linear"),
         ("--moe-router-fusion", "does not support yet: --moe-router-fusion"),
         ("stray", "belongs to no flag"),
         ("--lr abc", "invalid float"),

@@ -36,7 +36,10 @@ def test_published_runs(h, layers, heads, batch, flops, seconds, gpus, mfu):
     assert 100 * found / seconds / gpus / 1e12 / peak == pytest.approx(mfu, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["gpt2-124m", "llama3-8b", "gemma2-2b", "qwen1.5-moe-a2.7b", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2-124m", "llama3-8b", "gemma2-2b", "qwen1.5-moe-a2.7b", "deepseek-v3", "nemotron-h-8b", "gpt-oss-20b"],
+)
 def test_shapes_alone_give_the_products_that_torch_gives(name, monkeypatch):
     def products():
         kinds._PRODUCTS.clear()
@@ -52,6 +55,18 @@ def test_the_closed_form_of_a_plain_gpt():
     h, layers, v = 1024, 24, 51200
     closed = 72 * b * layers * s * h**2 * (1 + s / (6 * h) + v / (12 * h * layers))
     assert step_flops(config, b, s, causal=False) == pytest.approx(closed, rel=1e-12)
+
+
+def test_the_closed_form_of_mamba():
+    """Projections, four taps, and in each of 8 chunks of 128 tokens C B^T, the weights by x, the states written, read
+    and carried."""
+    config, s, chunk = TransformerConfig.from_dict(preset("mamba2-130m")), 1024, 128
+    h, inner, n, heads = 768, 1536, 128, 24
+    of_token = 2 * h * (2 * inner + 2 * n + heads) + 2 * inner * h + 2 * 4 * (inner + 2 * n)
+    of_token += 2 * chunk * (n + inner) + 4 * inner * n
+    carried = 2 * (s // chunk + 1) ** 2 * inner * n
+    assert forward_flops(config, s)["attention"] == pytest.approx(24 * (s * of_token + carried), rel=1e-12)
+    assert forward_flops(config, s)["mlp"] == 0
 
 
 def test_causal_attention_counts_half_the_square_and_nothing_else():

@@ -51,6 +51,22 @@ CAPPED = {
     "activation": "geglu_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 16,
     "window_attn_skip_freq": "2", "untie_embeddings_and_output_weights": False,
 }  # fmt: skip
+HYBRID = {
+    "hybrid_override_pattern": "M*-M",
+    "num_layers": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "mamba_num_groups": 2,
+    "mamba_state_dim": 16,
+    "mamba_chunk_size": 16,
+    "position_embedding_type": "none",
+}
+LOCAL = CAPPED | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "qk_layernorm": True,
+                  "rotary_base_local": 20.0, "rope_scaling_type": "linear"}  # fmt: skip
+SINKS = MOE | {
+    "add_bias_linear": True, "softmax_type": "learnable", "activation": "quick_geglu", "glu_linear_offset": 1.0,
+    "activation_func_clamp_value": 7.0, "sliding_window": 16, "window_attn_skip_freq": "2",
+}  # fmt: skip
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -135,6 +151,20 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "strange, stage 3, recompute": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, STRANGE | FULL),
     "norms of outputs, capped": (1, {}, CAPPED),
     "norms over heads, tp2 sp": (2, TP2, OVER_HEADS),
+    "hybrid": (1, {}, HYBRID),
+    "hybrid, tp2 sp, bf16": (2, TP2, HYBRID | BF16),
+    "hybrid, cp2 ring, documents": (2, CP2, HYBRID | {"documents": True}),
+    "hybrid, pp2, recompute": (2, PP2, HYBRID | FULL),
+    "hybrid, stage 3, selective": (2, {"data_parallel_sharding_strategy": "optim_grads_params"},
+                                   HYBRID | {"recompute_granularity": "selective"}),
+    "hybrid of experts, ep2": (2, EP2, HYBRID | MOE | {"hybrid_override_pattern": "MEM*", "activation": "relu"}),
+    "sinks and clamped experts, ep2": (2, EP2, SINKS),
+    "sinks and clamped experts, tp2 sp, stage 3": (
+        2, TP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, SINKS | {"params_dtype": "bf16"}),
+    "sinks, cp2 ring, recompute": (2, CP2, SINKS | FULL),
+    "sinks, cp2 by heads": (2, CP2 | {"cp_comm_type": "a2a"}, SINKS),
+    "two bases, tp2 sp, bf16": (2, TP2, LOCAL | BF16),
+    "two bases, cp2 ring": (2, CP2, LOCAL),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -144,7 +174,8 @@ ORDINARY = {
     "stage 1", "stage 3, recompute", "tp2 sp, bf16, recompute", "pp2 interleaved", "cp2 by heads",
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
-    "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp",
+    "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
+    "sinks and clamped experts, ep2", "two bases, tp2 sp, bf16",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 

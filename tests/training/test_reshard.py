@@ -62,6 +62,10 @@ FAMILIES = {
     ),
     "fp8": (FP8, [(1, ""), (2, "--tensor-model-parallel-size 2"), (2, f"{ZERO} optim"), (4, VIRTUAL)]),
 }  # fmt: skip
+HYBRID = (
+    f"{DENSE} --bf16 --hybrid-override-pattern M*-M --mamba-num-heads 8 --mamba-head-dim 8 --mamba-num-groups 4 "
+    "--mamba-state-dim 6"
+)
 
 
 def expected(name: str, box: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -124,6 +128,8 @@ def pairs() -> list[tuple[str, int, int]]:
 
 PAIRS = pairs()
 ORDINARY = [next(p for p in PAIRS if p[0] == family and 0 not in p[1:]) for family in ("dense", "experts", "fp8")]
+FAMILIES["hybrid"] = HYBRID, COMMON
+PAIRS += [("hybrid", a, b) for a, b in ((0, 3), (3, 4), (4, 6), (6, 0))]
 
 
 @SLOW

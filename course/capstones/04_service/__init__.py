@@ -4,6 +4,7 @@
 |--------------|----------------------------------------------------------------------------|
 | `deployment` | a learner's command, its processes, and requests to it                     |
 | `criteria`   | what is asked of it, and what the answers have to be                       |
+| `start/`     | what a learner begins with (`minimegatron capstone 04 FOLDER`)             |
 | `solution/`  | a deployment that meets all criteria                                       |
 
 The judge's own words are those of `minimegatron generate` on the same checkpoint: greedy, in fp32, in another process.
@@ -17,7 +18,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from labkit.acceptance import Capstone, Tell
+from labkit.acceptance import Capstone, Missed, Tell
 from minimegatron.errors import ConfigError
 
 from .criteria import CRITERIA, SOAK_SECONDS, Session, drawn_prompts, own_words, try_all
@@ -38,20 +39,25 @@ def run(folder: Path, options: argparse.Namespace, random: Random, tell: Tell) -
 
     Raises:
         ConfigError: the checkpoint is none.
+        Missed: `deploy.toml` is none.
         DataError: the judge's own words cannot be made.
     """
     if not (options.checkpoint / "config.json").is_file():
         raise ConfigError(
             f"--checkpoint {options.checkpoint} has no config.json", fix="docs/capstones.md has the command"
         )
+    try:
+        plan = read_plan(folder / "deploy.toml")
+    except ConfigError as error:
+        raise Missed(str(error)) from None
     checkpoint = options.checkpoint.resolve()
     prompts = drawn_prompts(random)
     with tempfile.TemporaryDirectory(prefix="minimegatron-capstone-") as scratch:
         logs = options.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
         words = own_words(checkpoint, prompts, Path(scratch))
-        session = Session(folder, checkpoint, read_plan(folder / "deploy.toml"), random, words, options.soak, logs)
+        session = Session(folder, checkpoint, plan, random, words, options.soak, logs)
         asyncio.run(try_all(session, options.criteria, tell))
 
 
-CAPSTONE = Capstone("04_service", "deploy.toml", CRITERIA, options, run)
+CAPSTONE = Capstone("04_service", "deploy.toml", list(CRITERIA), options, run)

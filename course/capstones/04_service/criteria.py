@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from labkit.acceptance import Criterion, Result, Tell
+from labkit.acceptance import FAULTS, Criteria, Criterion, Missed, Result, Tell, missed, require
 from minimegatron.errors import DataError, MinimegatronError
 from minimegatron.serving.workload import WORDS
 
@@ -57,10 +57,6 @@ class Words:
     text: str
     tokens: int
     reason: str
-
-
-class Missed(Exception):
-    """A criterion is not met, and why."""
 
 
 @dataclasses.dataclass
@@ -111,19 +107,7 @@ class Session:
 
 
 Try = Callable[[Session, Deployment], Awaitable[str]]
-TRIES: dict[str, Try] = {}
-CRITERIA: list[Criterion] = []
-
-
-def criterion(points: int, limit: str) -> Callable[[Try], Try]:
-    """A function that returns what was seen, or raises `Missed`, is a criterion of its name."""
-
-    def register(function: Try) -> Try:
-        CRITERIA.append(Criterion(function.__name__, points, limit))
-        TRIES[function.__name__] = function
-        return function
-
-    return register
+CRITERIA = criterion = Criteria[Try]()
 
 
 async def try_all(session: Session, criteria: Sequence[Criterion], tell: Tell) -> None:
@@ -144,11 +128,9 @@ async def try_all(session: Session, criteria: Sequence[Criterion], tell: Tell) -
 
 async def _try(session: Session, deployment: Deployment, what: Criterion) -> Result:
     try:
-        return Result(what, True, await TRIES[what.name](session, deployment))
-    except Missed as error:
-        return Result(what, False, str(error))
-    except (OSError, MinimegatronError, psutil.Error) as error:
-        return Result(what, False, f"{type(error).__name__}: {error}")
+        return Result(what, True, await CRITERIA.function(what)(session, deployment))
+    except (*FAULTS, psutil.Error) as error:
+        return missed(what, error)
 
 
 async def _all_work(session: Session, deployment: Deployment, least: int, seconds: float) -> bool:
@@ -167,12 +149,6 @@ async def _all_work(session: Session, deployment: Deployment, least: int, second
 async def together(deployment: Deployment, bodies: Sequence[Mapping[str, Any]], **how: Any) -> list[Answer]:
     """All requests at once."""
     return await asyncio.gather(*(deployment.ask(body, **how) for body in bodies))
-
-
-def require(holds: bool, told: str) -> None:
-    """Raises `Missed`."""
-    if not holds:
-        raise Missed(told)
 
 
 def check(answers: Sequence[Answer], words: Sequence[Words], what: str) -> None:

@@ -14,25 +14,20 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
-import shlex
-import signal
 import socket
-import subprocess
-import sys
 import time
-import tomllib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from labkit.acceptance import environment
+from labkit.acceptance import read_tables
+from labkit.program import Program
 from minimegatron.errors import ConfigError
 from minimegatron.serving.http_client import Client, Disconnected, ServerSentEvents
 
-START_SECONDS, END_SECONDS = 180.0, 20.0
+START_SECONDS = 180.0
 KINDS = ("service", "one_replica", "no_batching")
 RATIOS = ("latency", "batching", "replicas")
 
@@ -74,13 +69,7 @@ def read_plan(path: Path) -> Plan:
     def wrong(what: str, fix: str) -> ConfigError:
         return ConfigError(what, where=str(path), fix=fix)
 
-    try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise wrong(f"it cannot be read: {error}", "docs/capstones.md has an example") from None
-    tables = {name: said.pop(name, {}) for name in ("start", "promise", "predicted", "measured", "report", "metrics")}
-    if said or not all(isinstance(table, dict) for table in tables.values()):
-        raise wrong(f"it has {', '.join(said) or 'a value'} where a table belongs", f"[{'], ['.join(tables)}]")
+    tables = read_tables(path, "start", "promise", "predicted", "measured", "report", "metrics")
     start = tables["start"]
     for kind in KINDS:
         if not isinstance(start.get(kind), str):
@@ -133,8 +122,8 @@ class Answer:
         return self.status == 200 and self.over and not self.error
 
 
-class Deployment:
-    """A command that is running.
+class Deployment(Program):
+    """A command that is running, and serves.
 
     Args:
         command: with {checkpoint}, {port}, {deadline} and {python} to be filled in.
@@ -148,36 +137,10 @@ class Deployment:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        words = {"checkpoint": str(checkpoint), "port": str(self.port), "deadline": f"{deadline:g}"}
-        words["python"] = sys.executable
-        line = shlex.split(command)
-        for name, value in words.items():
-            line = [word.replace(f"{{{name}}}", value) for word in line]
-        self.log, self.model = log, ""
-        with open(log, "ab") as output:
-            try:
-                self.process = subprocess.Popen(
-                    line,
-                    cwd=folder,
-                    env=environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise ConfigError(f"`{line[0]}` cannot be started: {error.strerror}", fix="a command on PATH") from None
+        words = {"checkpoint": checkpoint, "port": self.port, "deadline": f"{deadline:g}"}
+        super().__init__(command, folder, words, log)
+        self.model = ""
         self.client = Client(f"http://127.0.0.1:{self.port}", connect_timeout=5.0)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the command has not ended."""
-        return self.process.poll() is None
-
-    def last_words(self) -> str:
-        """The end of its output."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:])[-400:]
 
     async def ready(self) -> str:
         """Wait until it lists a model; "" when it does, else why not."""
@@ -198,16 +161,10 @@ class Deployment:
 
     # ---------------------------------------------------------------------------------------------- processes
 
-    def _below(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            root = psutil.Process(self.process.pid)
-            return [root, *root.children(recursive=True)]
-        return []
-
     def replicas(self) -> list[psutil.Process]:
         """The outermost processes that listen on other ports than the service's."""
         parents, serving = dict[int, int](), dict[int, psutil.Process]()
-        for process in self._below():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 parents[process.pid] = process.ppid()
                 listens = {c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
@@ -229,24 +186,15 @@ class Deployment:
     def memory(self) -> int:
         """Resident bytes of all its processes."""
         total = 0
-        for process in self._below():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
         return total
 
     async def stop(self) -> None:
-        """SIGTERM to the command, and SIGKILL to what is left of it."""
-        left = self._below()
+        """End the command, and all that it has started."""
         self.client.close()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(psutil.wait_procs, left, END_SECONDS)
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        await asyncio.to_thread(self.process.wait, END_SECONDS)
+        await asyncio.to_thread(self.end)
 
     # ----------------------------------------------------------------------------------------------- requests
 

@@ -55,6 +55,7 @@ struct Attention {
     A scale;
     int64_t window;
     A softcap;
+    const T* sinks;
 
     // Scores of `rows` heads for a block of keys.
     template <int rows>
@@ -124,7 +125,8 @@ struct Attention {
                 mine, [&](int64_t h) { score<2>(queries + h * d, keys_of(h), size, scores + h * count + at, count); },
                 [&](int64_t h) { score<1>(queries + h * d, keys_of(h), size, scores + h * count + at, count); });
         });
-        for (int64_t h = 0; h < mine; ++h) soften(scores + h * count, count);
+        for (int64_t h = 0; h < mine; ++h)
+            soften(scores + h * count, count, sinks ? wide(sinks[g0 * shared + h]) : -std::numeric_limits<A>::infinity());
         each_block(values + g0 * value_strides[2], value_strides, pages, first, last, [&](const T* from, int64_t size, int64_t at) {
             auto values_of = [&](int64_t h) { return from + h / shared * value_strides[2]; };
             each_head(
@@ -135,16 +137,17 @@ struct Attention {
         for (int64_t i = 0; i < mine * dv; ++i) put(sums[i], to + i);
     }
 
-    // Softmax of the scores.
-    void soften(A* scores, int64_t count) const {
+    // Softmax of the scores and of one more, `sink`, which is not among them; -inf for none.
+    void soften(A* scores, int64_t count, A sink) const {
         if (softcap > 0)
             for (int64_t j = 0; j < count; ++j) scores[j] = softcap * std::tanh(scores[j] / softcap);
-        A top = -std::numeric_limits<A>::infinity();
+        A top = sink;
 #pragma omp simd reduction(max : top)
         for (int64_t j = 0; j < count; ++j) top = scores[j] > top ? scores[j] : top;
         for (int64_t j = 0; j < count; j += L<A>)
             store(power((load(scores + j, count - j) - top) * (1 / LN2<A>)), scores + j, count - j);
-        const A share = 1 / sum_over<A>(count, [&](int64_t j, int64_t left) { return load(scores + j, left); });
+        const A sum = sum_over<A>(count, [&](int64_t j, int64_t left) { return load(scores + j, left); });
+        const A share = 1 / (sinks ? sum + std::exp(sink - top) : sum);
         for (int64_t j = 0; j < count; ++j) scores[j] *= share;
     }
 
@@ -176,19 +179,21 @@ struct Attention {
 }  // namespace
 
 // q [n, heads, d] and out [n, heads, dv] are dense; keys and values have strides of (page, row, head) in elements, and
-// dense channels. Sequences with more than `longest` new tokens are left out. window 0 and softcap 0 for none.
+// dense channels. Sequences with more than `longest` new tokens are left out. window 0 and softcap 0 for none; sinks [heads]
+// or null.
 MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values, void* out, const void* starts,
                              const void* lengths, const void* table, int64_t key_page, int64_t key_row,
                              int64_t key_head, int64_t value_page, int64_t value_row, int64_t value_head,
                              int64_t sequences, int64_t most, int64_t longest, int64_t page_size, int64_t heads,
                              int64_t groups, int64_t d, int64_t dv, double scale, int64_t window, double softcap,
-                             int dtype, void* stream) {
+                             const void* sinks, int dtype, void* stream) {
 #define MM_ATTEND(T, A)                                                                                             \
     Attention<T, A>{static_cast<const T*>(q), static_cast<const T*>(keys), static_cast<const T*>(values),           \
                     static_cast<T*>(out), static_cast<const int32_t*>(starts),                                      \
                     static_cast<const int32_t*>(lengths), static_cast<const int32_t*>(table), sequences, most,      \
                     longest, page_size, heads, groups, d, dv, {key_page, key_row, key_head},                        \
-                    {value_page, value_row, value_head}, static_cast<A>(scale), window, static_cast<A>(softcap)}    \
+                    {value_page, value_row, value_head}, static_cast<A>(scale), window, static_cast<A>(softcap),    \
+                    static_cast<const T*>(sinks)}                                                                   \
         .run(threads_of(stream))
     switch (dtype) {
         case 0: MM_ATTEND(float, float); return 0;

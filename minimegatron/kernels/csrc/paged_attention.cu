@@ -40,7 +40,7 @@ struct Places {  // where the tokens of each sequence are
 template <typename T, int VEC, int PER>
 __global__ void __launch_bounds__(THREADS, 4) attend_range(const T* __restrict__ q, const T* __restrict__ keys, const T* __restrict__ values,
                                                         T* __restrict__ out, Acc<T>* __restrict__ partial, Acc<T>* __restrict__ stats,
-                                                        Places p, Acc<T> scale, Acc<T> softcap) {
+                                                        Places p, Acc<T> scale, Acc<T> softcap, const T* __restrict__ sinks) {
   using A = Acc<T>;
   using P = Pack<T, VEC>;
   MM_DYNAMIC_SHARED(A, Q);  // [HEADS, d]
@@ -58,7 +58,10 @@ __global__ void __launch_bounds__(THREADS, 4) attend_range(const T* __restrict__
   if (seen.last == 0) return;
   const int begin = seen.first > (int)blockIdx.z * p.range ? seen.first : (int)blockIdx.z * p.range, end = least(seen.last, ((int)blockIdx.z + 1) * p.range);
   for (int i = threadIdx.x; i < HEADS * p.d; i += THREADS) Q[i] = i < count * p.d ? (A)load(q[head * p.d + i]) * scale : (A)0;
-  if (threadIdx.x < HEADS) top[threadIdx.x] = -infinity<A>(), mass[threadIdx.x] = 0;
+  if (threadIdx.x < HEADS) {  // the first range has the sink, a key whose value is 0
+    const bool has = sinks && blockIdx.z == 0 && (int)threadIdx.x < count;
+    top[threadIdx.x] = has ? (A)load(sinks[group * shared + h0 + threadIdx.x]) : -infinity<A>(), mass[threadIdx.x] = has ? 1 : 0;
+  }
   A sum[HEADS][PER] = {};
 
   for (int tile = begin; tile < end; tile += TILE) {
@@ -161,15 +164,15 @@ __global__ void __launch_bounds__(THREADS) join_ranges(const Acc<T>* __restrict_
 // nvcc cannot launch a kernel that is chosen by an expression: each is named where it is launched.
 #define MM_ATTEND(WIDTH, PER)                                                                                                                 \
   MM_LAUNCH((attend_range<T, WIDTH, PER>), grid, THREADS, bytes, stream, (const T*)q, (const T*)keys, (const T*)values, (T*)out, (A*)partial, \
-            (A*)stats, p, (A)scale, (A)softcap)
+            (A*)stats, p, (A)scale, (A)softcap, (const T*)sinks)
 
 // q [n, heads, d] and out [n, heads, dv] are dense; keys and values have strides of (page, row, head) in elements, and
-// dense channels. Sequences with more than `longest` new tokens are left out. window 0 and softcap 0 for none. With more
-// than one split, each of `range` keys: partial [n, heads, splits, dv] and stats [n, heads, splits, 2] are written.
+// dense channels. Sequences with more than `longest` new tokens are left out. window 0 and softcap 0 for none; sinks [heads]
+// or null. With more than one split, each of `range` keys: partial [n, heads, splits, dv] and stats [n, heads, splits, 2] are written.
 MM_EXPORT mm_paged_attention(const void* q, const void* keys, const void* values, void* out, void* partial, void* stats, const void* starts,
                              const void* lengths, const void* table, int64_t n, int64_t sequences, int64_t most, int64_t longest, int64_t page_size,
                              int64_t heads, int64_t groups, int64_t d, int64_t dv, int64_t key_page, int64_t key_row, int64_t key_head,
-                             int64_t value_page, int64_t value_row, int64_t value_head, double scale, int64_t window, double softcap,
+                             int64_t value_page, int64_t value_row, int64_t value_head, double scale, int64_t window, double softcap, const void* sinks,
                              int64_t splits, int64_t range, int dtype, void* stream) {
   if (n == 0) return 0;
   if (n < 0 || n * heads > 0x7fffffff || sequences < 1 || groups < 1 || heads % groups || d < 1 || d > 640 || dv < 1 || dv > 4 * THREADS ||

@@ -9,6 +9,7 @@
 | any, fp32 or fp64            | `sdpa`          | `sdpa`, with a table                                |
 | any, keys on other ranks     | `sdpa`, in pieces (`pieces.py`)                                       ||
 | any, scores with a cap       | `local`; with dropout of weights `reference`                          ||
+| any, a sink                  | as keys on other ranks; with dropout of weights `reference`           ||
 
 `auto` is the first backend of a cell that is installed and supports these heads. `local` on a CPU is the package's own
 kernel (`csrc/flash_attention.cpp`), for heads of at most 128 channels without dropout, where `kernels` is `auto` and
@@ -184,6 +185,8 @@ def choose_backend(config: TransformerConfig, mesh: Mesh) -> str:
     name, on_gpu = config.attention_backend, mesh.device.type == "cuda"
     if name == "auto" and config.attn_logit_softcapping is not None:
         return "local" if config.attention_dropout == 0.0 else "reference"
+    if name == "auto" and config.has_sinks and config.attention_dropout > 0.0:
+        return "reference"
     if name == "auto":
         # pieces of a ring on a GPU are computed by torch's function
         waits = mesh.cp_outer.size == 1 if on_gpu else config.kernels == "auto"

@@ -44,11 +44,11 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.ring import Shift, circulate
 from minimegatron.comm.sequence import Spans, spans_of
 from minimegatron.layers.attention.mask import AttentionMask
-from minimegatron.layers.attention.pieces import Joined, attend, attend_backward
+from minimegatron.layers.attention.pieces import Joined, attend, attend_backward, sink_gradient
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMask], torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMask, torch.Tensor | None], torch.Tensor]
 
 
 def context_attention(
@@ -61,6 +61,7 @@ def context_attention(
     backend: str,
     whole: Attend,
     softcap: float | None = None,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's queries over the whole sequence.
 
@@ -74,23 +75,48 @@ def context_attention(
         whole: attention over a whole sequence, q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]; used where only
             heads are exchanged.
         softcap: cap of the scores, see `pieces.attend`.
+        sink: [a], the score of one more key with the value 0 for each head, see `pieces`; its gradient is partial over
+            cp.
 
     Returns:
         [n, b, a, d].
     """
     inner, outer = mesh.cp_inner, mesh.cp_outer
     q, k, v = scatter_heads(q, k, v, inner)
+    if sink is not None and inner.size > 1:
+        sink = sink.chunk(inner.size)[inner.rank]
     if outer.size == 1:
-        out = whole(q, k, v, mask)
+        out = whole(q, k, v, mask, sink)
     else:
-        function = _AllGatherAttention if mesh.parallel.cp_comm_type == "allgather" else _RingAttention
-        s = q.shape[0] * outer.size
-        spans = [spans_of(s, (r, outer.size)) for r in range(outer.size)]
         if inner.size > 1:
             q = q.contiguous()  # kept for the backward pass; as a view of what arrived it would keep k and v alive
-        q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-        out = function.apply(q, k, v, mask, outer, spans, scale, backend, softcap).permute(2, 0, 1, 3)
+        gathers = mesh.parallel.cp_comm_type == "allgather"
+        out = piecewise_attention(q, k, v, mask, outer, scale, backend, softcap, sink, gathers)
     return gather_heads(out, inner)
+
+
+def piecewise_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: AttentionMask,
+    axis: Axis,
+    scale: float,
+    backend: str,
+    softcap: float | None = None,
+    sink: torch.Tensor | None = None,
+    gathers: bool = False,
+) -> torch.Tensor:
+    """Attention over the blocks of keys of all ranks of an axis, also of one: q, k, v as of `context_attention`.
+
+    Args:
+        gathers: an all-gather brings the blocks, not a ring.
+    """
+    s = q.shape[0] * axis.size
+    spans = [spans_of(s, (r, axis.size)) for r in range(axis.size)]
+    q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+    function = _AllGatherAttention if gathers else _RingAttention
+    return function.apply(q, k, v, sink, mask, axis, spans, scale, backend, softcap).permute(2, 0, 1, 3)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------- all-to-all
@@ -132,6 +158,7 @@ class _RingAttention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        sink: torch.Tensor | None,
         mask: AttentionMask,
         axis: Axis,
         spans: list[Spans],
@@ -146,14 +173,16 @@ class _RingAttention(torch.autograd.Function):
 
         kv = torch.stack((k, v))
         circulate(kv, axis, visit)
+        if sink is not None:
+            joined.add_sink(sink)
         out = joined.out.to(q.dtype)
-        ctx.save_for_backward(q, kv, out, joined.lse)
+        ctx.save_for_backward(q, kv, out, joined.lse, sink)
         ctx.rest = mask, axis, spans, scale, backend, softcap
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        q, kv, out, lse = ctx.saved_tensors
+        q, kv, out, lse, sink = ctx.saved_tensors
         mask, axis, spans, scale, backend, softcap = ctx.rest
         dout, dq = grads[0].contiguous(), torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
         home = torch.zeros(kv.shape, dtype=lse.dtype, device=q.device)  # the gradient of this rank's block
@@ -172,8 +201,10 @@ class _RingAttention(torch.autograd.Function):
             behind.append(Shift(part, axis, tag=1))
 
         circulate(kv, axis, visit)
-        home += behind.pop().wait()
-        return dq.to(q.dtype), home[0].to(q.dtype), home[1].to(q.dtype), None, None, None, None, None, None
+        if behind:
+            home += behind.pop().wait()
+        dsink = None if sink is None else sink_gradient(dout, out, lse, sink)
+        return dq.to(q.dtype), home[0].to(q.dtype), home[1].to(q.dtype), dsink, *[None] * 6
 
 
 # ------------------------------------------------------------------------------------------------- all-gather
@@ -188,6 +219,7 @@ class _AllGatherAttention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
+        sink: torch.Tensor | None,
         mask: AttentionMask,
         axis: Axis,
         spans: list[Spans],
@@ -198,14 +230,16 @@ class _AllGatherAttention(torch.autograd.Function):
         kv, joined = torch.stack((k, v)), Joined(q)
         (k, v), everywhere = _in_order(c.all_gather(kv[None], axis), spans)
         attend(joined, q, spans[axis.rank], k, v, everywhere, mask, scale, backend, softcap)
+        if sink is not None:
+            joined.add_sink(sink)
         out = joined.out.to(q.dtype)
-        ctx.save_for_backward(q, kv, out, joined.lse)
+        ctx.save_for_backward(q, kv, out, joined.lse, sink)
         ctx.rest = mask, axis, spans, scale, backend, softcap
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        q, kv, out, lse = ctx.saved_tensors
+        q, kv, out, lse, sink = ctx.saved_tensors
         mask, axis, spans, scale, backend, softcap = ctx.rest
         (k, v), everywhere = _in_order(c.all_gather(kv[None], axis), spans)
         dq = torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
@@ -215,7 +249,8 @@ class _AllGatherAttention(torch.autograd.Function):
         )
         for_owners = torch.stack([torch.cat([dkv[..., a:b, :] for a, b in block_spans], -2) for block_spans in spans])
         dk, dv = c.reduce_scatter(for_owners, axis)[0]
-        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None, None, None
+        dsink = None if sink is None else sink_gradient(dout, out, lse, sink)
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), dsink, *[None] * 6
 
 
 def _in_order(blocks: torch.Tensor, spans: list[Spans]) -> tuple[torch.Tensor, Spans]:

@@ -16,6 +16,9 @@ An `AttentionMask` says which query sees which key; `reference` and `sdpa` make 
 attention says the same. Under context parallelism the sequence is on several ranks, and
 `layers/attention/context_parallel` calls the backend on *some* of the keys at a time.
 
+A sink (`softmax_type`: gpt-oss) is one more key of a learned score, whose value is 0. `reference` has it in the matrix,
+all others join it as a piece of its own (`layers/attention/pieces`), the sequence being the piece before.
+
 In generation (`generate`) the core writes keys and values of new tokens into pages and attends to the pages
 (`ops.paged_attention`), whatever the backend.
 
@@ -30,13 +33,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minimegatron.comm.axis import ALONE
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import ops
 from minimegatron.layers.attention.choice import Task, choose_backend, fastest, groups_share, this_machine
-from minimegatron.layers.attention.context_parallel import context_attention
+from minimegatron.layers.attention.context_parallel import context_attention, piecewise_attention
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.dropout import Dropout
 from minimegatron.layers.inference_context import LayerState, StateSpec
+from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -57,6 +62,7 @@ class CoreAttention(nn.Module):
     """
 
     supports_context_parallel = True
+    softmax_offset: torch.Tensor | None
 
     def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
         super().__init__()
@@ -67,16 +73,27 @@ class CoreAttention(nn.Module):
         self.machine = this_machine(mesh.device)
         self.dropout = Dropout(config.attention_dropout, rng, different_over_tp=True)
         self._engine: Any = None
+        # a sink for each head, divided over tp as heads are; learned, 0, or none
+        heads, sink = config.num_attention_heads, None
+        if config.softmax_type == "learnable":
+            parts = cut_evenly(heads, mesh.tp, "softmax_offset")
+            layout = ParamLayout((heads,), 0, parts, mesh.tp.rank, Init(std=config.init_method_std))
+            self.softmax_offset = new_parameter(layout, config.dtype)
+        else:
+            if config.has_sinks:
+                sink = torch.zeros(heads // mesh.tp.size, dtype=config.dtype, device="cpu")
+            self.register_buffer("softmax_offset", sink, persistent=False)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask | None = None
     ) -> torch.Tensor:
         """q [n, b, a', d], k and v [n, b, g', d] -> [n, b, a' * d]; n = s / cp tokens, the default mask is causal."""
         mask = mask or AttentionMask()
+        sink = self.softmax_offset
         if self.mesh.cp.size > 1:
-            out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend, self.softcap)
+            out = context_attention(q, k, v, mask, self.mesh, self.scale, self.backend, self.attend, self.softcap, sink)
         else:
-            out = self.attend(q, k, v, mask)
+            out = self.attend(q, k, v, mask, sink)
         return out.flatten(2)
 
     def inference_state(self) -> dict[str, StateSpec]:
@@ -101,17 +118,32 @@ class CoreAttention(nn.Module):
             self.scale,
             mask.window,
             self.softcap,
+            self.softmax_offset,
             kernels=self.config.kernels,
         )
         return out.flatten(1).unsqueeze(1)
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
-        """Attention over a whole sequence on this rank: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d]."""
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: AttentionMask,
+        sink: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention over a whole sequence on this rank: q [s, b, a', d], k and v [s, b, g', d] -> [s, b, a', d].
+
+        Args:
+            sink: [a'], the score of one more key for each head, see `layers/attention/pieces`.
+        """
+        if sink is not None and self.backend != "reference":  # other programs take no sink; what joins pieces does
+            return piecewise_attention(q, k, v, mask, ALONE, self.scale, self.backend, self.softcap, sink)
         backend = self.backend_for(q, v, mask)
         if backend in ("flash", "varlen", "te"):
             return getattr(self, f"_{backend}")(q, k, v, mask)  # type: ignore[no-any-return]
         q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
-        out: torch.Tensor = getattr(self, f"_{backend}")(q, k, v, mask)
+        more = () if sink is None else (sink,)
+        out: torch.Tensor = getattr(self, f"_{backend}")(q, k, v, mask, *more)
         return out.permute(2, 0, 1, 3)
 
     def backend_for(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> str:
@@ -130,14 +162,24 @@ class CoreAttention(nn.Module):
     def _dropout_p(self) -> float:
         return self.dropout.p if self.training else 0.0
 
-    def _reference(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+    def _reference(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: AttentionMask,
+        sink: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """The formula, softmax in fp32: tests compare the other backends with it."""
         repeat, s = q.shape[1] // k.shape[1], q.shape[2]
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
         scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(q.dtype, torch.float32)) * self.scale
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        weights = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf).softmax(-1).to(q.dtype)
+        scores = scores.masked_fill(~mask.table((0, s), (0, s), q.device), -torch.inf)
+        if sink is not None:
+            scores = torch.cat([scores, sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)], -1)
+        weights = scores.softmax(-1)[..., :s].to(q.dtype)
         return self.dropout(weights) @ v
 
     def _local(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:

@@ -200,7 +200,8 @@ class MultiLatentAttention(nn.Module):
 
     def _turn(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         assert context.rotary is not None, "the config has checked that there is RoPE"
-        return ops.rope(x, *context.rotary, self.config.rotary_interleaved, kernels=self.config.kernels)
+        cos, sin = context.rotary
+        return ops.rope(x, cos, sin, self.config.rotary_interleaved, kernels=self.config.kernels)
 
     def absorbed(self, q: torch.Tensor, state: LayerState) -> torch.Tensor:
         """Attention without keys and values: generation computes it from latents.

@@ -11,6 +11,9 @@ joined exactly by weighting each with its share of the whole sum, in fp32::
 The backward pass joins nothing: given the final `lse` and `D = rowsum(dout * out)`, the gradient is a plain sum over
 pieces (`kernels/blockwise`), added up in fp32 too, so rounding does not grow with their number.
 
+A sink (gpt-oss) is one more key, of the score z_h that head h learns, whose value is 0. Joined after the last piece, it
+changes `lse` and `O` and nothing in the backward pass, which has both; dz = -sum exp(z - lse) D over the queries here.
+
 Queries and keys come with their positions in the whole sequence (`Spans`). The mask cuts them into rectangles
 (`mask.tiles`), and each goes to the fastest code that returns the lse:
 
@@ -65,6 +68,17 @@ class Joined:
         old, new = (torch.exp(x - finite).unsqueeze(-1) for x in (before, now))
         self.out[:, :, rows] = self.out[:, :, rows] * old + out.to(self.out.dtype) * new
         self.lse[:, :, rows] = total
+
+    def add_sink(self, sink: torch.Tensor) -> None:
+        """Join, once for all pieces, one more key: its scores are `sink` [a], its value is 0."""
+        total = torch.logaddexp(self.lse, sink.to(self.lse.dtype)[:, None])
+        self.out, self.lse = self.out * torch.exp(self.lse - total).unsqueeze(-1), total
+
+
+def sink_gradient(dout: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """The gradient of `sink` [a] by these queries; arguments as of `attend_backward`, `lse` with the sink."""
+    share = torch.exp(sink.to(lse.dtype)[:, None] - lse)  # dS = p (dp - D), and dp = dout . 0
+    return -(share * (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)).sum((0, 2)).to(sink.dtype)
 
 
 def attend(

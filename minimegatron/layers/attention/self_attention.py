@@ -61,14 +61,22 @@ class AttentionContext:
     """The properties of the batch that every layer needs; made once per forward pass.
 
     Attributes:
-        rotary: cos and sin, [n, b, 1, d/2] each, or None without RoPE; n tokens are on this cp rank.
+        rotary: cos and sin, [n, b, 1, d/2] each, or None without RoPE; n tokens are on this cp rank. Where layers
+            with a window have a base of their own, also theirs.
         mask: the attention mask, in positions of the whole sequence.
         inference: in generation, the states that layers keep of earlier tokens; None in training.
     """
 
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+    rotary: tuple[torch.Tensor, ...] | None = None
     mask: AttentionMask = AttentionMask()
     inference: InferenceContext | None = None
+
+    def turns(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """cos and sin for a layer with this window."""
+        if self.rotary is None:
+            return None
+        cos, sin = self.rotary[:2] if window is None else self.rotary[-2:]
+        return cos, sin
 
     def state_of(self, layer_number: int) -> LayerState | None:
         """The state that a layer keeps of earlier tokens; None in training."""
@@ -193,10 +201,11 @@ class SelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
         mask, state = context.mask.windowed(self.window), context.state_of(self.layer_number)
-        if state is not None and context.rotary is not None and self.turns_and_keeps:
+        turns = context.turns(self.window)
+        if state is not None and turns is not None and self.turns_and_keeps:
             q = ops.turn_and_keep(
                 self.packed(x),
-                *context.rotary,
+                *turns,
                 self.config.rotary_interleaved,
                 state.pages("key"),
                 state.pages("value"),
@@ -204,7 +213,7 @@ class SelfAttention(nn.Module):
                 kernels=self.config.kernels,
             )
             return self.linear_proj(self.core_attention.attend_pages(q, mask, state))  # type: ignore[no-any-return]
-        q, k, v = self.heads(x, context.rotary)
+        q, k, v = self.heads(x, turns)
         if state is None:
             out = self.core_attention(q, k, v, mask)
         else:

@@ -20,7 +20,7 @@ capacity drops any. Megatron-LM counts what is left after that: with padding it 
 bias never changes.
 
 Wang et al. 2024 (arXiv 2408.15664). Megatron-LM: `get_updated_expert_bias` in `transformer/moe/moe_utils.py`, called in
-`finalize_model_grads.py`.
+`core/distributed/finalize_model_grads.py`.
 """
 
 from __future__ import annotations

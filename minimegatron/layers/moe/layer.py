@@ -16,8 +16,10 @@ T = s b / (t c) are the tokens of this rank: experts take their ranks from tp x 
 other tokens (with tp > 1 only under sequence parallelism, which is therefore required).
 
 **Weights** are stacked: fc1 [E, f, h] (gated [E, 2f, h]) and fc2 [E, h, f]. A rank of ep holds E/P of them, each cut
-over etp like the matrices of an MLP. p is multiplied in before fc2, which has no bias: the rows that travel back are
-finished, and the gradient of p needs no message.
+over etp like the matrices of an MLP. p is multiplied in before fc2, and into fc2's bias: the rows that travel back are
+finished, and the gradient of p needs no message. Biases (`add_bias_linear`) are stacked too, those of fc1 [E, f or 2f],
+cut as fc1 is, those of fc2 [E, h]. etp sums parts of fc2's output, so its first rank alone adds fc2's bias, whose
+gradient is complete after a sum over etp (`partial="experts"`).
 
 **Products**: the loop multiplies each expert's rows by its matrix; the activation between is one operator for all rows.
 `moe_grouped_gemm` does the products of all experts in one call (`torch.nn.functional.grouped_mm`).
@@ -36,7 +38,7 @@ Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024 (arXiv 2401.06066). Mega
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +50,7 @@ from minimegatron.comm.axis import ALONE, Axis
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
 from minimegatron.errors import ConfigError
-from minimegatron.kernels import ops
-from minimegatron.layers.mlp import MLP
+from minimegatron.layers.mlp import MLP, activation_of
 from minimegatron.layers.moe import balance  # noqa: F401  (its step hook)
 from minimegatron.layers.moe.dispatch import DISPATCHERS, Dispatched, Dispatcher, experts_here
 from minimegatron.layers.moe.router import TopKRouter
@@ -76,8 +77,8 @@ class Experts(nn.Module):
     def __init__(self, config: TransformerConfig, mesh: Mesh) -> None:
         super().__init__()
         assert config.num_experts is not None
-        self.gated, self.kind = config.gated_linear_unit, config.activation
-        self.activation = partial(ops.activation, self.kind, kernels=config.kernels)
+        self.gated = config.gated_linear_unit
+        self.activation = activation_of(config)
         self.grouped = config.moe_grouped_gemm
         if self.grouped and GROUPED_MM is None:
             raise ConfigError(
@@ -91,6 +92,12 @@ class Experts(nn.Module):
         layout1 = ParamLayout((e, halves * f, h), 1, fc1, etp.rank, std1, experts=here)
         layout2 = ParamLayout((e, h, f), 2, fc2, etp.rank, std2, experts=here)
         self.weight1, self.weight2 = new_parameter(layout1, config.dtype), new_parameter(layout2, config.dtype)
+        self.bias1: nn.Parameter | None = None
+        self.bias2: nn.Parameter | None = None
+        if config.add_bias_linear:
+            whole = ParamLayout((e, h), experts=here, partial="experts")
+            self.bias1 = new_parameter(ParamLayout((e, halves * f), 1, fc1, etp.rank, experts=here), config.dtype)
+            self.bias2 = new_parameter(whole, config.dtype)
         self.etp = etp
         self.lora1: Any = None  # `layers/lora.ExpertLora`
         self.lora2: Any = None
@@ -101,13 +108,19 @@ class Experts(nn.Module):
     def forward(self, sent: Dispatched) -> torch.Tensor:
         """The dispatched rows [n, h] -> [n, h]; with etp > 1 this rank's part of a sum."""
         weight1, weight2 = self.weights()
+        fc1: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+        fc2: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
         if self.grouped:
-            ends = sent.ends()
-            return _grouped(self._inner(_grouped(sent.rows, weight1, ends), sent.probs), weight2, ends)
-        # unbind, and not an index for each: the gradient of an index is a whole stack of zeros and one slice
-        each = [self._products(i, n) for i, n in enumerate(sent.counts)]
-        inner = self._inner(_product([fc1 for fc1, _ in each], sent.rows, weight1, sent.counts), sent.probs)
-        return _product([fc2 for _, fc2 in each], inner, weight2, sent.counts)
+            fc1 = fc2 = partial(_grouped, ends=sent.ends())
+        else:
+            each = [self._products(i, n) for i, n in enumerate(sent.counts)]
+            fc1, fc2 = (partial(_product, products, counts=sent.counts) for products in zip(*each, strict=True))
+        y, rows = fc1(sent.rows, weight1), partial(_rows, counts=sent.counts)
+        y = self.activation(y if self.bias1 is None else y + rows(self.bias1))
+        y = fc2((y * sent.probs[:, None]).to(y.dtype), weight2)  # times the weight of the expert for the token
+        if self.bias2 is None or self.etp.rank > 0:
+            return y
+        return y + (rows(self.bias2) * sent.probs[:, None]).to(y.dtype)
 
     def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Both stacks, with the products of their adapters added: an expert's few rows cost less than its matrices."""
@@ -130,14 +143,15 @@ class Experts(nn.Module):
             {"input": self.etp, "weight": self.etp, "gradient": ALONE},
         )
 
-    def _inner(self, y: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-        """[n, f or 2f] -> [n, f]: the activation, times the weight of the expert for the token."""
-        y = self.activation(y)
-        return (y * probs[:, None]).to(y.dtype)
+
+def _rows(biases: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """The bias of every row's expert, [E', o] -> [n, o]; its gradient is a sum in the order of the rows."""
+    return torch.cat([bias.expand(count, -1) for bias, count in zip(biases.unbind(), counts, strict=True)])
 
 
-def _product(each: list[Product], x: torch.Tensor, weights: torch.Tensor, counts: list[int]) -> torch.Tensor:
+def _product(each: Sequence[Product], x: torch.Tensor, weights: torch.Tensor, counts: list[int]) -> torch.Tensor:
     """Rows of every expert by its matrix, one expert after the other: [n, i], [E', o, i] -> [n, o]."""
+    # unbind, and not an index for each: the gradient of an index is a whole stack of zeros and one slice
     parts = zip(each, x.split(counts), weights.unbind(), strict=True)
     return torch.cat([product(rows, w) for product, rows, w in parts])
 

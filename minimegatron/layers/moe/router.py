@@ -1,6 +1,6 @@
 """The router: which k experts each token goes to, with which weights, and how the load is kept even.
 
-    logits = x W^T                     [T, E], in fp32 whatever the model computes in
+    logits = x W^T (+ b)               [T, E], in fp32 whatever the model computes in
     softmax   weights = softmax(the k largest logits); pre-softmax: the k largest of softmax(logits)
     sigmoid   s = sigmoid(logits);  choose by s + bias;  weights = s of the chosen / their sum
     groups    choose among the experts of the `group_topk` best groups; a group's worth is the sum of its best
@@ -100,6 +100,9 @@ class TopKRouter(nn.Module):
             (self.num_experts, config.hidden_size), init=Init(std=config.init_method_std), partial="sequence"
         )
         self.weight = new_parameter(layout, config.dtype)
+        self.bias: nn.Parameter | None = None
+        if config.add_bias_linear:
+            self.bias = new_parameter(ParamLayout((self.num_experts,), partial="sequence"), config.dtype)
         self.expert_bias: nn.Parameter | None = None
         if config.moe_router_enable_expert_bias:  # no gradient moves it, but it belongs to the weights
             self.expert_bias = new_parameter(ParamLayout((self.num_experts,)), torch.float32)
@@ -112,7 +115,7 @@ class TopKRouter(nn.Module):
         """x [s', b, h] -> the routing of its T = s' b tokens, in the router's dtype."""
         dtype = torch.promote_types(x.dtype, self.dtype)
         tokens = self._jitter(x).flatten(0, 1).to(dtype)
-        logits = F.linear(tokens, self.weight.to(dtype))
+        logits = F.linear(tokens, self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
         if self.config.moe_router_load_balancing_type == "sinkhorn":
             weights, chosen = assign(logits, self.k, self.mesh.tp_cp if self.training else None)
         else:

@@ -110,7 +110,7 @@ _BIAS = Row(
     L + "mlp.router.expert_bias",
     (T + "mlp.gate.e_score_correction_bias",),
     when=lambda config: config.moe_router_enable_expert_bias,
-    on="experts",
+    on="moe",
 )
 
 register(

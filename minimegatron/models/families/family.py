@@ -49,7 +49,7 @@ class Row(NamedTuple):
             stack them.
         how: how their tensors are arranged in ours, see `checkpoint/huggingface.py`.
         when: whether the model has such a tensor.
-        on: which layers have it: all, dense, or those with experts.
+        on: `all` layers have it, or those with this part (`TransformerConfig.parts_of`).
     """
 
     ours: str
@@ -90,6 +90,8 @@ class Family:
         aliases: other names of a key, which transformers accepts.
         prefix: prefix of their names, which files may leave out.
         renamed: part of a name in their model in memory -> as published.
+        stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
+            names end (`checkpoint/stacks`); {} where files have a tensor for each expert.
         tokenizer: the class with which transformers reads every folder's tokenizer, whatever the folder says.
         tensorrt_llm: what a TensorRT-LLM checkpoint states about the family beside the sizes; None if its classes do
             not compute it.
@@ -105,17 +107,18 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
     tensorrt_llm: Mapping[str, Any] | None = None
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether its members are mixtures of experts."""
-        return any(row.on == "experts" for row in self.tensors)
+    def has(self, part: str) -> bool:
+        """Whether members have layers with this part."""
+        return any(row.on == part for row in self.tensors)
 
     def is_like(self, config: TransformerConfig) -> bool:
-        """Whether both the model and the family are mixtures of experts, or neither."""
-        return self.has_experts == any(config.expert_layers)
+        """Whether both the model and the family are hybrids, or neither, and then mixtures of experts, or neither."""
+        hybrid = config.hybrid_override_pattern is not None
+        return self.has("mamba") == hybrid and (hybrid or self.has("moe") == any(config.expert_layers))
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> TransformerConfig:
         """The model that a `config.json` describes.
@@ -136,10 +139,12 @@ class Family:
         Keys for which a class of transformers has another default are written, too.
 
         Raises:
-            ConfigError: the model is no mixture of experts, and the members of the family are; or the other way round.
+            ConfigError: the model is no hybrid or no mixture of experts, and the members of the family are; or the
+                other way round.
         """
         if not self.is_like(config):
-            raise ConfigError(f"num_experts: {config.num_experts} here")
+            pattern = config.hybrid_override_pattern
+            raise ConfigError(f"num_experts: {config.num_experts} here, hybrid_override_pattern: {pattern!r} here")
         keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
         for part in (*self.parts, _TIED):
             keys |= part.write(config)
@@ -154,7 +159,7 @@ class Family:
         rest = [row for row in table if row not in of_layers and row not in words]
         for n, rows in ((-1, words), *((n, of_layers) for n in range(layers)), (layers, rest)):
             for row in rows:
-                if row.on != "all" and config.has_experts(n) != (row.on == "experts"):
+                if row.on != "all" and row.on not in config.parts_of(n):
                     continue
                 theirs = tuple(name.replace("{}", str(n)) for name in row.theirs)
                 stacked = (config.num_experts or 0) if "{e}" in theirs[0] else 0

@@ -37,7 +37,8 @@ HARMLESS = frozenset(
     num_return_sequences no_repeat_ngram_size bad_words_ids early_stopping diversity_penalty num_beam_groups
     encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
     begin_suppress_tokens suppress_tokens remove_invalid_values output_scores return_dict_in_generate
-    attn_implementation _attn_implementation _attn_implementation_autoset max_window_layers
+    time_step_rank
+    attn_implementation _attn_implementation _attn_implementation_autoset max_window_layers _sliding_window_pattern
     """.split()
 )
 # Harmless as long as they say this, in a family that does not read them.

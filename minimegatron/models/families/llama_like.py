@@ -4,6 +4,7 @@
 |-------------------------------------|--------------------------------------------------------------------|
 | `FIELDS`, `DEFAULTS`                | the fields of all; the defaults of most classes of transformers    |
 | `SIZES`, `GATE`, `biases`, `WINDOW` | parts of their `config.json`                                       |
+| `layer_types`                       | windows of some layers                                             |
 | `rope`                              | RoPE and its scaling; transformers 5 keeps both in                 |
 |                                     | `rope_parameters`, before that in `rope_theta` and `rope_scaling`  |
 | `WORDS`, `HEAD`, `ENDS`,            | rows of their tensors; `ENDS` also has the norms of a layer,       |
@@ -73,6 +74,36 @@ WINDOW = Part(
     lambda config: {"sliding_window": config.sliding_window},
 )
 
+WINDOWED, FULL = "sliding_attention", "full_attention"
+
+
+def layer_types(period: int) -> Part:
+    """The part for layers that have a window, but for every `period`-th, or as `layer_types` lists them."""
+
+    def read(keys: Keys) -> Fields:
+        layers, window = keys["num_hidden_layers"], keys["sliding_window"]
+        said = int(keys.get("sliding_window_pattern", period))  # of files before `layer_types`
+        kinds = keys["layer_types"] or [WINDOWED if (i + 1) % said else FULL for i in range(layers)]
+        windowed = [kind == WINDOWED for kind in kinds]
+        if len(kinds) != layers or not {*kinds} <= {WINDOWED, FULL} or (window is None and any(windowed)):
+            raise ConfigError(
+                f"layer_types={kinds} with sliding_window={window} in a model of {layers} layers is not supported",
+                fix=f"{WINDOWED} or {FULL} for each layer, and a sliding_window",
+            )
+        in_turn = windowed == [(i + 1) % period != 0 for i in range(layers)]
+        return {
+            "sliding_window": int(window) if any(windowed) else None,
+            "window_attn_skip_freq": (None if len({*windowed}) == 1 else str(period) if in_turn else pattern(windowed)),
+        }
+
+    def write(config: TransformerConfig) -> Fields:
+        return {
+            "sliding_window": config.sliding_window,
+            "layer_types": [WINDOWED if windowed else FULL for windowed in config.windowed_layers],
+        }
+
+    return Part(read, write)
+
 
 def biases(*names: str) -> Part:
     """The part for biases everywhere or nowhere; `names` are the family's keys among attention_bias and mlp_bias."""
@@ -100,7 +131,10 @@ def rope(*kinds: str) -> Part:
         scaling = Keys(dict(older or given or {}), "rope")
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         scaling.get("type")
-        fields: Fields = {"rotary_base": float(scaling.get("rope_theta", keys["rope_theta"]))}
+        fields: Fields = {
+            "rotary_base": float(scaling.get("rope_theta", keys["rope_theta"])),
+            "rope_scaling_type": "none",  # also of a family whose members scale
+        }
         for table in (scaling, keys):
             table.only(
                 "partial_rotary_factor", 1.0, f"is not {keys.family}'s: transformers turns its heads whole or fails"
@@ -213,10 +247,10 @@ ATTENTION = (
     Row(L + "self_attention.linear_proj.bias", (T + "self_attn.o_proj.bias",), when=has_bias),
 )
 MLP = (
-    Row(L + "mlp.linear_fc1.weight", (T + "mlp.gate_proj.weight", T + "mlp.up_proj.weight"), on="dense"),
-    Row(L + "mlp.linear_fc1.bias", (T + "mlp.gate_proj.bias", T + "mlp.up_proj.bias"), when=has_bias, on="dense"),
-    Row(L + "mlp.linear_fc2.weight", (T + "mlp.down_proj.weight",), on="dense"),
-    Row(L + "mlp.linear_fc2.bias", (T + "mlp.down_proj.bias",), when=has_bias, on="dense"),
+    Row(L + "mlp.linear_fc1.weight", (T + "mlp.gate_proj.weight", T + "mlp.up_proj.weight"), on="mlp"),
+    Row(L + "mlp.linear_fc1.bias", (T + "mlp.gate_proj.bias", T + "mlp.up_proj.bias"), when=has_bias, on="mlp"),
+    Row(L + "mlp.linear_fc2.weight", (T + "mlp.down_proj.weight",), on="mlp"),
+    Row(L + "mlp.linear_fc2.bias", (T + "mlp.down_proj.bias",), when=has_bias, on="mlp"),
 )
 DENSE = (*ENDS, *ATTENTION, *MLP)
 
@@ -226,9 +260,9 @@ def experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
     one = T + their_layer + ".experts.{e}."
     fc1 = (f"{one}{gate}.weight", f"{one}{up}.weight")
     return (
-        Row(L + "mlp.router.weight", (T + their_layer + ".gate.weight",), on="experts"),
-        Row(L + "mlp.experts.weight1", fc1, on="experts"),
-        Row(L + "mlp.experts.weight2", (f"{one}{down}.weight",), on="experts"),
+        Row(L + "mlp.router.weight", (T + their_layer + ".gate.weight",), on="moe"),
+        Row(L + "mlp.experts.weight1", fc1, on="moe"),
+        Row(L + "mlp.experts.weight2", (f"{one}{down}.weight",), on="moe"),
     )
 
 
@@ -239,7 +273,7 @@ def shared_experts(their_name: str) -> tuple[Row, ...]:
             ours=row.ours.replace("mlp.", "mlp.shared_experts."),
             theirs=tuple(name.replace("mlp.", f"mlp.{their_name}.") for name in row.theirs),
             when=lambda config: config.moe_shared_expert_intermediate_size is not None,
-            on="experts",
+            on="moe",
         )
         for row in MLP
         if row.ours.endswith(".weight")

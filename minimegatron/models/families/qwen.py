@@ -202,7 +202,7 @@ register(
             *like.DENSE,
             *_EXPERT_ROWS,
             *like.shared_experts("shared_expert"),
-            Row(L + "mlp.shared_experts.gate_weight", (T + "mlp.shared_expert_gate.weight",), on="experts"),
+            Row(L + "mlp.shared_experts.gate_weight", (T + "mlp.shared_expert_gate.weight",), on="moe"),
         ),
     )
 )  # fmt: skip

@@ -8,7 +8,7 @@ still hold only a part of their gradient, and nothing has been divided by the nu
 | cut over tp (matrices, vocabulary)               | its own part, complete         | never                |
 | norms, row biases, positions (`"sequence"`)      | its own tokens (sp), else all  | sequence parallelism |
 | norms of queries and keys (`"heads"`)            | its own heads                  | always               |
-| adapters of experts that etp cuts (`"experts"`)  | its own part of a sum          | never; over etp      |
+| fc2 biases, adapters of experts (`"experts"`)    | its own part of a sum          | never; over etp      |
 | other replicated parameters (`""`)               | everything                     | never                |
 
 `partial_axes` is this table; a parameter's row is part of its layout (`layers/param`), declared where the parameter is

@@ -16,7 +16,7 @@ layout, and the squares of all layers add up to the square of the norm in the lo
 Such a step costs two passes over gradients and weights more, and a copy of this rank's main parameters in fp32.
 
 `--log-params-norm` adds the norm of all weights to each line of the log, as Megatron-LM does
-(`calc_params_l2_norm` in `megatron/training/utils.py`); `--log-norms-interval` has no counterpart there.
+(`calc_params_l2_norm` in `megatron/training/utils/common_utils.py`); `--log-norms-interval` has no counterpart there.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,17 @@ def paired(a: Callable[[], float], b: Callable[[], float], pairs: int = 7, warmu
         first, second = (a, b) if i % 2 == 0 else (b, a)
         x, y = first(), second()
         costs.append((x, y) if i % 2 == 0 else (y, x))
+    return ratio_of(costs)
+
+
+def ratio_of(costs: Sequence[tuple[float, float]]) -> Ratio:
+    """The costs of A and B in each pair, as ratios.
+
+    Raises:
+        ValueError: fewer than two pairs, of which there are no quartiles.
+    """
+    if len(costs) < 2:
+        raise ValueError(f"pairs is {len(costs)}; fix: at least 2")
     ratios = [y / x for x, y in costs]
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     ours, theirs = zip(*costs, strict=True)

@@ -1,7 +1,8 @@
-"""The edits of `mutants` in Python: at one place of a cell, what a learner might have written instead.
+"""Mistakes in Python: at one place of a text, what somebody might have written instead.
 
 Each rule looks at one node of the syntax tree and gives replacements. The text around it stays unchanged, so line n of
-a variant is line n of the cell.
+a variant is line n of the text. They try the checks of labs (`tests/course/mutants`), and the tests that are
+handed in with a capstone.
 
 | rule        | replaces                          | by                                                           |
 |-------------|-----------------------------------|--------------------------------------------------------------|
@@ -45,7 +46,7 @@ _COMPARED = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast
 
 
 def edits(text: str, lines: Set[int]) -> Iterator[tuple[int, str, str]]:
-    """(line, what was done, the whole cell) for each edit at a place in `lines`."""
+    """(line, what was done, the whole text) for each edit at a place in `lines`."""
     tree = ast.parse(text)
     raw = text.encode()
     starts = [0]
