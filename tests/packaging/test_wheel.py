@@ -135,6 +135,10 @@ class Learner:
         assert done.returncode == expected, f"{words}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
         return done.stdout + done.stderr
 
+    def execute(self, notebook: Path) -> None:
+        """Run a notebook in its folder; an error in a cell is one here."""
+        self.run("-c", "from nbclient.cli import main; main()", "--timeout=120", str(notebook))
+
     def written(self) -> set[Path]:
         """What lies among the packages, but for what Python compiles."""
         return {path for path in self.packages.rglob("*") if path.suffix != ".pyc" and path.name != "__pycache__"}
@@ -173,10 +177,10 @@ def test_a_solution_runs_and_gets_full_marks(learner: Learner) -> None:
     work.mkdir()
     notebook = work / f"{name}.ipynb"
     notebook.write_bytes((learner.packages / "course" / "solutions" / f"{name}.ipynb").read_bytes())
-    learner.run("-m", "nbclient", "--timeout", "120", str(notebook))
+    learner.execute(notebook)
     notebook.rename(work / "ada.ipynb")
     (row,) = [line for line in learner.call("grade", str(work), "--lab", name).splitlines() if "ada" in line]
-    assert "54/54" in row or " 54 " in row
+    assert "54/54" in row
     assert "54/54" in learner.call("progress", str(work)) and learner.written() == before
 
 
@@ -214,5 +218,5 @@ def test_the_cell_for_hosted_notebooks_installs_and_a_notebook_runs(built, tmp_p
     learner.run("-c", "\n".join(hosted_cell().splitlines()[1:]))
     name = "01_process_groups.ipynb"
     (learner.folder / name).write_bytes((learner.packages / "course" / "solutions" / name).read_bytes())
-    learner.run("-m", "nbclient", "--timeout", "120", name)
+    learner.execute(learner.folder / name)
     assert "54/54" in learner.call("progress", ".")
