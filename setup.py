@@ -1,10 +1,10 @@
 """A wheel brings more than the packages: labs, solutions, and the kernels for CPUs compiled, if there is a compiler.
 
-| in the wheel                                 | from                         |
-|----------------------------------------------|------------------------------|
-| `course/labs/`, `course/solutions/`          | `labs/`, `solutions/`        |
-| `minimegatron/kernels/prebuilt/`             | `minimegatron/kernels/prebuilt.py`, which compiles them |
-| the environment's `etc/ipython/startup/`     | `labkit/ipython_startup.py`  |
+| in the wheel                              | from                                                    |
+|-------------------------------------------|---------------------------------------------------------|
+| `course/labs/`, `course/solutions/`       | `labs/`, `solutions/`                                   |
+| `minimegatron/kernels/prebuilt/`          | `minimegatron/kernels/prebuilt.py`, which compiles them |
+| the environment's `etc/ipython/startup/`  | `labkit/ipython_startup.py`                             |
 
 All else about the package stands in `pyproject.toml`. An editable install has none of this: it finds the checkout.
 """

@@ -1,10 +1,10 @@
 """Where this package lies: in a checkout, or in an environment that a wheel was installed into.
 
-| what                 | in a checkout           | from a wheel (`setup.py`)                          |
-|----------------------|-------------------------|----------------------------------------------------|
-| the labs             | `labs/`                 | `site-packages/course/labs/`, which may be read-only |
+| what                 | in a checkout           | from a wheel (`setup.py`)                             |
+|----------------------|-------------------------|-------------------------------------------------------|
+| the labs             | `labs/`                 | `site-packages/course/labs/`, which may be read-only  |
 | a learner's copies   | `my-labs/` beside it    | `my-labs/` in the folder in which a command is called |
-| to add packages      | `make`                  | `pip install` with the packages of an extra         |
+| to add packages      | `make`                  | `pip install` with the packages of an extra           |
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import minimegatron
+from minimegatron.commands.my_labs import FOLDER
 
 _ROOT = Path(minimegatron.__file__).resolve().parents[1]
 
@@ -41,7 +42,7 @@ def places(root: Path = _ROOT) -> Places:
     if (here / "labs").is_dir() and (here / "course").is_dir():
         return Places(here / "labs", here)
     if from_wheel(root):
-        return Places(root / "course" / "labs", here)
+        return Places(root / "course" / "labs", here.parent if here.name == FOLDER else here)
     return Places(root / "labs", root)
 
 

@@ -31,7 +31,9 @@ def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_wheel_s_labs_are_copied_to_where_the_command_is_called(site: Path, learner: Path) -> None:
+def test_a_wheel_s_labs_are_copied_to_where_the_command_is_called(
+    site: Path, learner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = sorted(site.rglob("*"))
     (learner / "labs").mkdir()  # not ours: there is no course beside it
     assert installed.from_wheel(site) and installed.places(site) == (site / "course" / "labs", learner)
@@ -41,6 +43,8 @@ def test_a_wheel_s_labs_are_copied_to_where_the_command_is_called(site: Path, le
     assert cells(folder / NAME) == ["# 一", "1"] and my_labs.language_of(folder) == "zh"
     my_labs.bring(labs, "en", home)
     assert cells(folder / NAME) == ["# One", "1"] and sorted(site.rglob("*")) == before
+    monkeypatch.chdir(folder)
+    assert installed.places(site) == (labs, learner), "no copies among the copies"
 
 
 def test_a_checkout_is_taken_before_what_came_with_the_package(site: Path, learner: Path) -> None:
