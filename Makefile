@@ -25,7 +25,6 @@ PYTEST = $(BIN)/python -m pytest -p no:anyio
 # Every kernel of the environment runs it: before a lab is open, `check` says which cell to run. Its folder is on the
 # path meanwhile, so it has a name that nothing can import.
 STARTUP = $(VENV)/etc/ipython/startup/50-minimegatron.py
-NEWS = $(VENV)/etc/jupyter/labconfig/page_config.json
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -35,7 +34,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT) JOBS=$(JOBS); SYSTEM=1 uses the torch that PYTHON has"
 
-lab: $(VENV)/.lab $(STARTUP) $(NEWS) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; LANGUAGE=zh: 中文; ALLOW_ROOT=1: as root)
+lab: $(VENV)/.lab $(STARTUP) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; LANGUAGE=zh: 中文; ALLOW_ROOT=1: as root)
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(findstring command,$(origin LANGUAGE)),--language $(LANGUAGE)) $(if $(ALLOW_ROOT),--allow-root)
 
 # Types are checked on one core while the tests begin on the other.
@@ -104,10 +103,6 @@ $(VENV)/constraints.txt: constraints.txt | $(VENV)/pyvenv.cfg
 $(VENV)/.lab: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
 	$(INSTALL) --editable '.[lab,serve]'
 	@touch $@
-
-# JupyterLab's first page asks whether to fetch news, unless this plugin is off.
-$(NEWS): | $(VENV)/pyvenv.cfg
-	@mkdir -p $(@D) && echo '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}' > $@
 
 $(STARTUP): labkit/ipython_startup.py | $(VENV)/pyvenv.cfg
 	@mkdir -p $(@D) && cp $< $@

@@ -41,7 +41,7 @@ from labkit.record import course_digest
 from labkit.verdict import Panel, Progress, Verdict
 from labkit.workspace import Workspace
 from minimegatron.commands import prose
-from minimegatron.commands.my_labs import SAID_IN
+from minimegatron.commands.my_labs import SAID_IN, language_of
 from minimegatron.errors import ConfigError, MinimegatronError
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
@@ -185,7 +185,7 @@ class LabMagics(Magics):
 
     def _said(self, kind: str, name: str, english: str) -> str:
         """An exercise's idea or hint in the language of the labs, where it is translated."""
-        language = os.environ.get(SAID_IN, prose.ENGLISH)
+        language = os.environ.get(SAID_IN) or language_of(Path.cwd())
         if language == prose.ENGLISH:
             return english
         there = prose.read(_source_of(self._course).with_name(f"{language}.md")).get(prose.Which(kind, name))

@@ -93,15 +93,18 @@ def has_own_users() -> bool:
         return False
 
 
-def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: int, shared: str = "") -> None:
+def own_root(
+    paths: Iterable[str], hidden: Iterable[str], scratch: str, size: int, shared: str = "", given: Iterable[str] = (),
+) -> None:  # fmt: skip
     """Give this process a root folder of its own; its working directory is then `HOME`, which is empty.
 
     Args:
         paths: files and folders to be there, read-only; those that do not exist are left out.
-        hidden: folders and files below them that are empty.
+        hidden: folders and files below them that are empty, but for what is `given`.
         scratch: an empty folder; the new root is put there.
         size: bytes of all files that it may write.
         shared: a folder that is there as `SHARED`, to be written in; "" for none.
+        given: files and folders in hidden ones that are there, read-only.
     Raises:
         OSError: the kernel does not allow it.
     """
@@ -113,9 +116,17 @@ def own_root(paths: Iterable[str], hidden: Iterable[str], scratch: str, size: in
         if os.path.lexists(path) and not _below(path, shown):
             _show(path, scratch + path)
             shown += [] if os.path.islink(path) else [path]
-    for path in hidden:
+    covered: list[str] = []
+    for path in sorted(map(os.path.normpath, hidden), key=len):
+        if _below(path, covered):
+            continue
         if _below(path, shown) and os.path.isdir(path):
-            _mount("none", scratch + path, "tmpfs", _READ_ONLY, "size=4k,mode=755")
+            _mount("none", scratch + path, "tmpfs", _NO_SUID | _NO_DEVICES, "size=4k,mode=755")
+            for one in given:
+                if _below(one, [path]):
+                    _show(one, scratch + one)
+            _mount(None, scratch + path, None, _REMOUNT | _BIND | _READ_ONLY | _NO_SUID | _NO_DEVICES)
+            covered.append(path)
         elif _below(path, shown) and os.path.isfile(path):
             _mount(os.devnull, scratch + path, None, _BIND)
             _protect(scratch + path, 0)

@@ -51,7 +51,7 @@ def tried(nursery: Nursery, secrets: Iterable[Path]) -> dict[str, bool]:
     """
     root = Path(sandbox.__file__).resolve().parents[1]
     course = [one for one in root.glob("course/[0-9][0-9]_*/*") if one not in sandbox.GIVEN]
-    names = [*secrets, *course, root / "solutions", root / ".git", root / "tests"]
+    names = [*secrets, *course, *(root / name for name in ("solutions", "course/solutions", ".git", "tests"))]
     with tempfile.TemporaryDirectory(prefix="minimegatron-") as folder:
         (Path(folder) / "file").touch()
         job = {"outside": folder, "secrets": [str(one.resolve()) for one in names if one.exists()]}

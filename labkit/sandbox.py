@@ -183,7 +183,8 @@ def restrict(
     read, closed = [*readable(programs), *map(os.fspath, extra)], [os.fspath(one) for one in hidden]
     if sys.platform == "linux":
         if _HERE.rooted:
-            namespaces.own_root(read, closed, os.fspath(folder), _HERE.disk, _HERE.shared if ranks else "")
+            shared, given = _HERE.shared if ranks else "", [*map(os.fspath, GIVEN)]
+            namespaces.own_root(read, closed, os.fspath(folder), _HERE.disk, shared, given)
             _HERE.shared = namespaces.SHARED
         if not programs:
             _limit_threads()

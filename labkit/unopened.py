@@ -1,6 +1,7 @@
 """A kernel in which no lab is open yet, as after a restart: the magics say which cell to run first.
 
-`make lab` puts `ipython_startup.py` into the environment's `etc/ipython/startup`, from where every kernel runs it.
+`make lab`, and a wheel, put `ipython_startup.py` into the environment's `etc/ipython/startup`, from where every kernel
+runs it.
 `%load_ext course` replaces these magics by the real ones.
 """
 

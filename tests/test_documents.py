@@ -41,9 +41,10 @@ def commands(name: str, command: str) -> Iterator[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The names under which GitHub reaches the headings of a Markdown file."""
-    headings = re.findall(r"^#+ +(.*?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """The names under which GitHub reaches the headings of a Markdown file, and the places that `<a id=…>` marks."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    marks, headings = re.findall(r'<a id="([^"]+)"></a>', prose), re.findall(r"^#+ +(?:<.*?>)*(.*?) *$", prose, re.M)
+    return {*marks, *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -21,6 +21,7 @@ from minimegatron.commands import prose
 
 _LINK = re.compile(r"(?<=\]\()([^()\s#]+)((?:#[^()\s]*)?)(?=\))")
 _FENCE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.M | re.S)
+_CHINESE = "[\u3000-\u9fff\uff00-\uffef]"  # a character, or a mark
 _LANGUAGES = {
     **{".py": "python", ".sh": "bash", ".sbatch": "bash", ".toml": "toml", ".yml": "yaml", ".cu": "cuda"},
     **{".h": "cpp", ".ipynb": "json", ".cfg": "ini"},
@@ -77,6 +78,9 @@ def _notebooks(root: Path, name: str) -> dict[str, str]:
     chinese = copy.deepcopy(lab)
     said = prose.pairs(lab, root / "course" / name / "zh.md")
     prose.switch(chinese, [said], said)
+    for cell in chinese["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = in_prose("".join(cell["source"]), _joined)
     return {
         f"labs/{name}.ipynb": _shown(
             lab,
@@ -131,8 +135,21 @@ def tree(names: Iterable[str]) -> str:
 
 def _chinese(readme: str) -> str:
     """The Chinese README: its marks as anchors, which no other page has, and the labs in Chinese."""
+    readme = re.sub(r'<a id="[^"]+"></a>', "", readme)  # GitHub's, beside the marks
     readme = re.sub(r"^<!-- section (\S+) \w+ -->\n", r"(zh-\1)=\n", readme, flags=re.M)
-    return re.sub(r"\]\(labs/", "](zh/labs/", re.sub(r"\]\(#", "](#zh-", readme))
+    return in_prose(re.sub(r"\]\(labs/", "](zh/labs/", re.sub(r"\]\(#", "](#zh-", readme)), _joined)
+
+
+def _joined(text: str) -> str:
+    """Chinese without the blanks that a browser would put between its lines."""
+    first, *rest = text.split("\n")
+    lines = [first]
+    for line in rest:
+        if re.search(f"^(?!#).*{_CHINESE}$", lines[-1]) and re.match(f" *{_CHINESE}", line):
+            lines[-1] += line.lstrip(" ")
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _labs(labs: dict[str, str], readme: str) -> str:

@@ -333,7 +333,7 @@ def trunk() -> Trunk:
 def share(folder: str) -> None:
     """From now on the trunks of processes that this one starts are forked from its own, as long as this one lives.
 
-    For tests alone: whoever can reach the socket has this user's rights, and learners' code in a sandbox must not.
+    Not where learners' code is in a sandbox: whoever can reach the socket has this user's rights.
 
     Args:
         folder: an empty one that no other user may enter; its path has at most 80 bytes.
@@ -344,6 +344,18 @@ def share(folder: str) -> None:
         forker = Forked(trunk(), __name__, listener, "", [], environment=None, log=None, cwd="/")
     atexit.register(forker.kill)  # it never ends by itself, and the trunk waits for its children
     os.environ[SHARED] = folder
+
+
+@functools.cache
+def share_once() -> None:
+    """`share`, in a folder of its own, unless this process's trunk is shared already.
+
+    For a capstone, whose code has this user's rights and starts ranks itself.
+    """
+    if not os.environ.get(SHARED):
+        folder = tempfile.mkdtemp(prefix="mm-")
+        share(folder)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _shared(environment: Mapping[str, str]) -> socket.socket | None:

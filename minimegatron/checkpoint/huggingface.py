@@ -11,6 +11,8 @@ cannot disagree; and a rank that holds a part of ours reads that part of theirs.
 |-------------|--------------------------------------------------------------------------------------------------|
 | `stack`     | theirs, one after the other: gate [f, h] above up [f, h] is [2 f, h]; one alone is itself         |
 | `pack`      | per group of q [a d, h], k [g d, h], v [g d, h]: its query heads, its key head, its value head    |
+| `pack_gated`| the same, of q [2 a d, h]: a head's queries, then its gates; a group's gates follow its queries   |
+| `delta`     | q, k, v, z, b and a of all heads, one after the other; theirs has two matrices, by key head       |
 | `transpose` | the columns of theirs: GPT-2 stores `[in, out]` (Conv1D), we store `[out, in]`                    |
 | `conv_pack` | columns of GPT-2's `[h, 3h]` of all q, all k, all v, packed                                       |
 
@@ -56,10 +58,31 @@ def _packed(config: TransformerConfig, at_k: int, at_v: int) -> Iterator[tuple[i
         yield from ((0, group * queries, queries), (1, at_k + group * d, d), (2, at_v + group * d, d))
 
 
+def _packed_gated(config: TransformerConfig) -> Iterator[tuple[int, int, int]]:
+    """As `_packed`: the queries of a group, then its gates, which are the second half of every head of theirs."""
+    d, each = config.kv_channels, config.queries_per_group
+    for group in range(config.num_query_groups):
+        heads = range(group * each, (group + 1) * each)
+        yield from ((0, (2 * head + gate) * d, d) for gate in (0, 1) for head in heads)
+        yield from ((1, group * d, d), (2, group * d, d))
+
+
+def _delta(config: TransformerConfig) -> Iterator[tuple[int, int, int]]:
+    """(which of qkvz and ba, its first row, rows) in our order."""
+    groups = config.linear_num_key_heads
+    each = config.linear_num_value_heads // groups
+    k, v = config.linear_key_head_dim, each * config.linear_value_head_dim
+    for which, sizes in enumerate(((k, k, v, v), (each, each))):
+        for i, rows in enumerate(sizes):
+            yield from ((which, group * sum(sizes) + sum(sizes[:i]), rows) for group in range(groups))
+
+
 def _pieces(match: Match, rows: int, config: TransformerConfig) -> list[tuple[int, int, int]]:
     """(which of theirs, its first row, how many rows), one after the other in our tensor of `rows` rows."""
     if match.how == "pack":
         return list(_packed(config, 0, 0))
+    if match.how in ("pack_gated", "delta"):
+        return list(_packed_gated(config) if match.how == "pack_gated" else _delta(config))
     if match.how == "conv_pack":
         q, k = (n * config.kv_channels for n in (config.num_attention_heads, config.num_query_groups))
         return [(0, start, length) for _, start, length in _packed(config, q, q + k)]
@@ -138,6 +161,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         row_copies += of_match
     tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
     extra = (name for name in theirs.tensors if name not in used | tied and not name.endswith(_WITHOUT_WEIGHTS))
+    extra = (name for name in extra if not name.startswith(FAMILIES[family].left_out))
     problems += [f"left over {name}" for name in sorted(extra)]
     if problems:
         raise CheckpointError(

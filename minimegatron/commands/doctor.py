@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import minimegatron
+from minimegatron.commands import installed
 from minimegatron.flags import Parser
 from minimegatron.kernels import toolkit
 from minimegatron.launch.drivers import nvidia_smi, obstacle, output_of
@@ -176,9 +177,15 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
     else:
         own = f"torch's: {obstacles['cpu']}" if obstacles["cpu"] else "for CPUs, built when first used"
         fused = f"{own}; CUDA's emulated to learn with: {obstacles['emulated'] or 'kernels=emulated'}"
-    labs = "JupyterLab: make lab" if packages["jupyterlab"] else "not installed"
+    labs = (
+        f"JupyterLab: {'minimegatron' if installed.from_wheel() else 'make'} lab"
+        if packages["jupyterlab"]
+        else "not installed"
+    )
     oracles = [name for name in ("transformers", "megatron-core") if packages[name]]
     tests = "make test" if packages["nbval"] else "not installed; make test does it"
+    if installed.from_wheel():
+        tests = "they come with the source, not with a wheel"
     return [
         ("ranks", ranks),
         ("ends of ranks", "; ".join(facts["limits"]) or "a job leaves no process behind, however it ends"),
@@ -186,7 +193,7 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
         ("attention", facts["attention"]),
         ("kernels", fused),
         ("labs", labs),
-        ("pictures", "matplotlib" if packages["matplotlib"] else "not installed; make lab does it"),
+        ("pictures", "matplotlib" if packages["matplotlib"] else "not installed, see below"),
         ("tests", tests + (f", against {' and '.join(oracles)}" if oracles else "")),
     ]
 
@@ -198,10 +205,10 @@ def advice(facts: Facts) -> list[tuple[str, str]]:
     if torch is None:
         wanted.append(("torch", "pip install --constraint constraints.txt torch, or make lab"))
     if not packages["jupyterlab"] or not packages["matplotlib"]:
-        wanted.append(("labs", "make lab, or pip install --constraint constraints.txt -e '.[lab]'"))
-    if not packages["nbval"]:
+        wanted.append(("labs", installed.to_add("lab", "lab")))
+    if not packages["nbval"] and not installed.from_wheel():
         wanted.append(("tests", "make test installs what they need"))
-    if not facts["browser"]:
+    if not facts["browser"] and not installed.from_wheel():
         wanted.append(("browser checks", "install Chromium from your system's packages, then make browser"))
     seen = torch is not None and torch["gpus"]
     if not facts["gpus"] and not seen:

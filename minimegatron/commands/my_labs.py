@@ -1,4 +1,4 @@
-"""A learner's own copies of the labs, in `my-labs/` beside `labs/`: git does not see them, and no update touches them.
+"""A learner's own copies of the labs, in `my-labs/`: git does not see them, and no update touches them.
 
     labs/01_process_groups.ipynb        the shipped lab; an update replaces it
     my-labs/01_process_groups.ipynb     the learner's copy
@@ -14,7 +14,8 @@
 A notebook has the digest of the cells that the build wrote (`metadata.minimegatron.digest`). So its version is known
 after a learner has changed it, and whether they have; outputs are not part of the digest. A copy in another language
 (`prose`) has the digest of its own cells as well (`shown`); to switch languages changes the prose of a copy, and
-nothing that the learner wrote.
+nothing that the learner wrote. `installed` says which folders these are where a wheel brought the labs: they may be
+read-only then, and one folder for all users of a machine.
 """
 
 from __future__ import annotations
@@ -42,19 +43,21 @@ def digest(notebook: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def bring(shipped: Path, language: str | None = None) -> tuple[Path, list[str]]:
-    """Make the learner's folder beside `shipped`, or update it.
+def bring(shipped: Path, language: str | None = None, home: Path | None = None) -> tuple[Path, list[str]]:
+    """Make the learner's folder, or update it.
 
     Args:
-        shipped: the labs.
+        shipped: the labs; `course/` with their translations lies beside them or is the folder that they are in.
         language: of their prose; None: that of the last time, at first English.
+        home: the folder that has or gets `my-labs/`; None: the one that has `shipped`.
 
     Returns:
         The folder, and a line about each thing that a learner should know.
     Raises:
         ConfigError: it cannot be written, or there are no labs in this language.
     """
-    folder, course = shipped.resolve().parent / FOLDER, shipped.resolve().parent / "course"
+    beside = shipped.resolve().parent
+    folder, course = (home or beside).resolve() / FOLDER, beside if beside.name == "course" else beside / "course"
     there = prose.languages(course)
     if language is not None and language not in there:
         raise ConfigError(f"there are no labs in {language!r}", fix=f"--language {' or '.join(there)}")
@@ -69,13 +72,13 @@ def bring(shipped: Path, language: str | None = None) -> tuple[Path, list[str]]:
         if language not in (None, before):
             (folder / _LANGUAGE).write_text(f"{language}\n", encoding="utf-8")
     except OSError as error:
-        fix = "make it writable, or copy the notebooks elsewhere: minimegatron lab FOLDER"
-        raise ConfigError(f"{FOLDER}/ cannot be written ({error.strerror or error})", fix=fix) from None
+        fix = "call it in a folder that you may write in, or open notebooks where they are: minimegatron lab FOLDER"
+        raise ConfigError(f"{folder} cannot be written ({error.strerror or error})", fix=fix) from None
     return folder, lines
 
 
 def language_of(folder: Path) -> str:
-    """The language of a learner's copies."""
+    """The language of a learner's copies in this folder."""
     file = folder / _LANGUAGE
     return file.read_text(encoding="utf-8").strip() if file.is_file() else prose.ENGLISH
 

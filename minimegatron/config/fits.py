@@ -3,7 +3,7 @@
 | must divide              | what                                              | else                       |
 |--------------------------|---------------------------------------------------|----------------------------|
 | tp                       | heads, MLP width; with few groups the packed rows | a rank has half a head     |
-| tp                       | groups of Mamba-2                                 | a rank has half a group    |
+| tp                       | groups of Mamba-2, key heads of Gated DeltaNet    | a rank has half a group    |
 | 2 cp, with sp 2 cp tp    | the sequence                                      | zigzag has no equal chunks |
 | cp, if it exchanges heads | heads of a tp rank                               | a rank has no head         |
 | ep, etp                  | experts, their width                              | a rank has half an expert  |
@@ -37,6 +37,8 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
     if model.has("mamba"):
         divides(tp, model.mamba_num_groups, "tensor_model_parallel_size", "mamba_num_groups")
+    if model.has("gated_delta_net"):
+        divides(tp, model.linear_num_key_heads, "tensor_model_parallel_size", "linear_num_key_heads")
     check_context_fits(model, parallel)
     check_experts_fit(model, parallel)
     if model.fp8_format is not None:
@@ -81,7 +83,7 @@ def check_heads_fit(model: TransformerConfig, tp: int) -> None:
             fix="choose one that is a multiple of the other, so that each rank holds whole groups or a part of one",
         )
     if groups < tp:  # a rank's share of the packed rows is then only a part of a group
-        rows = (model.num_attention_heads + 2 * groups) * model.kv_channels
+        rows = model.packed_heads * model.kv_channels
         divides(tp, rows, "tensor_model_parallel_size", "(num_attention_heads + 2 num_query_groups) * kv_channels")
 
 
@@ -131,7 +133,7 @@ def check_fp8_fits(model: TransformerConfig, parallel: ParallelConfig) -> None:
         ConfigError: the recipe does not allow a size.
     """
     tp, d = parallel.tensor_model_parallel_size, model.kv_channels
-    heads, qkv = model.num_attention_heads // tp, (model.num_attention_heads + 2 * model.num_query_groups) * d // tp
+    heads, qkv = model.num_attention_heads // tp, model.packed_heads * d // tp
     dims = {"hidden_size": model.hidden_size}
     if model.has("mlp"):
         dims["ffn_hidden_size / tp"] = model.ffn_hidden_size // tp

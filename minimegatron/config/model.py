@@ -71,6 +71,7 @@ class TransformerConfig(
     )
     qk_layernorm: bool = opt(MODEL, False, "norm every query and key head before RoPE (Qwen3)")
     qk_layernorm_over_heads: bool = opt(MODEL, False, "one norm over all query heads, one over all key heads (OLMo 2)")
+    attention_output_gate: bool = opt(MODEL, False, "attention's output times a sigmoid of the token (Qwen3-Next)")
     add_bias_linear: bool = opt(MODEL, True, "bias in the linear layers of attention and MLP")
     add_qkv_bias: bool = opt(MODEL, False, "bias in the QKV projection even when add_bias_linear is off (Qwen2)")
     activation: str = opt(
@@ -268,11 +269,13 @@ class TransformerConfig(
             f"attn_logit_softcapping with attention_backend {backend}: that program knows no cap",
             "attention_backend=auto",
         )
-        given = [name for name in ("attn_logit_softcapping", "softmax_scale") if getattr(self, name) is not None]
+        names = ("attn_logit_softcapping", "softmax_scale", "attention_output_gate")
+        given = [name for name in names if getattr(self, name) not in (None, False)]
         given += ["softmax_type"] * self.has_sinks
         require(
             not given or not self.multi_latent_attention,
-            f"multi_latent_attention with {' and '.join(given)}: its scores have their own scale, no cap and no sinks",
+            f"multi_latent_attention with {' and '.join(given)}: its scores have their own scale, no cap and no sinks, "
+            "its output no gate",
             f"drop {', '.join(given)}",
         )
         require(
@@ -381,9 +384,7 @@ class TransformerConfig(
             return (False,) * self.num_layers
         if self.window_attn_skip_freq is None:
             return (True,) * self.num_layers
-        if self.window_attn_skip_freq.isdigit() and int(self.window_attn_skip_freq) >= 1:
-            return tuple((i + 1) % int(self.window_attn_skip_freq) != 0 for i in range(self.num_layers))
-        return experts.layer_pattern(self.window_attn_skip_freq, self.num_layers, "window_attn_skip_freq")
+        return hybrid.skipping_pattern(self.window_attn_skip_freq, self.num_layers, "window_attn_skip_freq")
 
     def window_of(self, layer_number: int) -> int | None:
         """The attention window of layer `layer_number` (from 0); None where it sees all tokens."""
@@ -399,6 +400,11 @@ class TransformerConfig(
     def queries_per_group(self) -> int:
         """a / g: how many query heads share one key/value head."""
         return self.num_attention_heads // self.num_query_groups
+
+    @property
+    def packed_heads(self) -> int:
+        """Heads of queries (and of their gates), keys and values, which are rows of one matrix."""
+        return self.num_attention_heads * (1 + self.attention_output_gate) + 2 * self.num_query_groups
 
     @property
     def output_init_std(self) -> float:

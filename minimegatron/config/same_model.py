@@ -34,6 +34,9 @@ NEEDS = {
     "mtp_loss_scaling_factor": "mtp_num_layers",
     "mamba_num_heads mamba_head_dim mamba_state_dim mamba_num_groups": "hybrid_override_pattern",
     "mamba_conv_kernel mamba_dt_limit_min mamba_dt_limit_max mamba_chunk_size": "hybrid_override_pattern",
+    "linear_num_key_heads linear_num_value_heads linear_key_head_dim": "linear_attention_freq",
+    "linear_value_head_dim linear_conv_kernel_dim linear_chunk_size": "linear_attention_freq",
+    "attention_output_gate": "multi_latent_attention=False",
     "lora_alpha lora_target_modules lora_base": "lora_rank",
     "lora_base_bits lora_base_group_size": "lora_base",
     "recompute_method recompute_num_layers": "recompute_granularity=full",
@@ -74,6 +77,7 @@ NEEDS = {
     "rl_inference_tensor_model_parallel_size rl_inference_pipeline_model_parallel_size": "lmbda",
     "rl_inference_expert_model_parallel_size": "lmbda",
 }
+OF_ATTENTION = {"num_attention_heads", "num_query_groups", "kv_channels", "attention_output_gate"}
 CONDITIONS = {name: conditions.split() for names, conditions in NEEDS.items() for name in names.split()}
 
 
@@ -107,6 +111,7 @@ def mathematics(config: TransformerConfig) -> dict[str, Any]:
     )
     if not all(config.windowed_layers):
         fields["sliding_window"] = [config.window_of(number) for number in range(config.num_layers)]
+    fields["linear_attention_freq"] = config.linear_layers if config.has("gated_delta_net") else None
     if config.softmax_scale == config.replace(softmax_scale=None).score_scale:
         fields["softmax_scale"] = None
     if config.num_experts is not None:
@@ -114,7 +119,7 @@ def mathematics(config: TransformerConfig) -> dict[str, Any]:
         fields["sinkhorn"] = "sinkhorn" in str(config.moe_router_load_balancing_type)
     unread |= set() if config.has("mlp") else {"ffn_hidden_size"}
     unread |= set() if config.has("mlp") or config.has("moe") else {"activation"}
-    unread |= set() if config.has("self_attention") else {"num_attention_heads", "num_query_groups", "kv_channels"}
+    unread |= set() if config.has("self_attention") else OF_ATTENTION
     unread |= set() if config.has("mamba") else {name for name in fields if name.startswith("mamba_")}
     return {name: value for name, value in fields.items() if name not in unread}
 

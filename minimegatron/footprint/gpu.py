@@ -193,6 +193,7 @@ def _grouped_mm(a: Tensor, b: Tensor, *_: Any, out_val: Tensor, **__: Any) -> fl
 _COUNTS: dict[str, Callable[..., float]] = {
     **{str(operator): count for operator, count in flop_registry.items()},
     "aten._grouped_mm": _grouped_mm,
+    "aten.linalg_solve_triangular": lambda a, *_, out_val, **__: float(out_val.numel() * a.shape[-1]),
     "mkldnn._linear_pointwise": lambda x, weight, *_, out_val, **__: 2.0 * out_val.numel() * x.shape[-1],
     "aten._scaled_dot_product_flash_attention_for_cpu": _flash,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _flash_backward,

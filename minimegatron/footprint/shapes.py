@@ -90,6 +90,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.convolution.default": _convolution,
     "aten.cumsum.default": lambda x, dim, **_: _meta(x.shape, x.dtype),
     "aten.softplus.default": lambda x, *_: _meta(x.shape, x.dtype),
+    "aten.linalg_solve_triangular.default": lambda a, b, **_: _meta(b.shape, b.dtype),
     "aten.embedding.default": lambda table, ids, *_: _meta([*ids.shape, table.shape[1]], table.dtype),
     "aten.gather.default": lambda x, dim, index, **_: _meta(index.shape, x.dtype),
     "aten.cat.default": _joined,

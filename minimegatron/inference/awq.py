@@ -154,10 +154,11 @@ def _attention_folds(name: str, layer: Any) -> Iterable[Fold]:
             yield Fold(f"{name} {up}", linear, [linear.weight], _norm(getattr(attention, norm)))
     if hasattr(attention, "linear_qkv"):
         qkv, d, each = attention.linear_qkv, attention.d, attention.per_group
-        groups = len(qkv.weight) // ((each + 2) * d)
+        rows = sum(attention.of_group)
+        groups = len(qkv.weight) // (rows * d)
         divide = _rows(
             qkv,
-            lambda tensor: tensor.view(groups, each + 2, d, *tensor.shape[1:])[:, -1],
+            lambda tensor: tensor.view(groups, rows, d, *tensor.shape[1:])[:, -1],
             lambda s: s.view(groups, each, d)[:, 0],
         )
         proj = attention.linear_proj

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from minimegatron.layers.attention.self_attention import AttentionContext
 
 
-MIXERS, MLPS = ("self_attention", "mamba"), ("mlp", "moe")
+MIXERS, MLPS = ("self_attention", "gated_delta_net", "mamba"), ("mlp", "moe")
 
 
 class TransformerLayer(nn.Module):
@@ -47,10 +47,10 @@ class TransformerLayer(nn.Module):
         mesh: its layout.
         layer_number: global number, from 0.
         rng: dropout streams.
-        submodules: specs of `input_layernorm`, `self_attention`, `mamba`, `post_self_attn_layernorm`,
-            `pre_mlp_layernorm`, `mlp`, `moe`, `post_mlp_layernorm`; a norm without a spec is left out.
-        parts_of: the layer's number -> those of `self_attention`, `mamba`, `mlp` and `moe` that it has: a mixer, which
-            is the attribute `self_attention`, an MLP, which is `mlp`, or both.
+        submodules: specs of `input_layernorm`, `MIXERS`, `post_self_attn_layernorm`, `pre_mlp_layernorm`, `MLPS`,
+            `post_mlp_layernorm`; a norm without a spec is left out.
+        parts_of: the layer's number -> those of `MIXERS` and `MLPS` that it has: a mixer, which is the attribute
+            `self_attention`, an MLP, which is `mlp`, or both.
 
     Raises:
         ConfigError: the attention module does not fit the layout, or cp > 1 and it does not declare

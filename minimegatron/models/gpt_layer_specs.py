@@ -8,6 +8,7 @@ This file alone knows which parts a configuration asks for; each part refuses by
 | config                                   | part                                                        |
 |------------------------------------------|-------------------------------------------------------------|
 | `hybrid_override_pattern`                | layers of one part each, `MambaMixer` among them            |
+| `linear_attention_freq`                  | `GatedDeltaNet` in place of attention, in some layers       |
 | `multi_latent_attention`                 | `MultiLatentAttention` in place of `SelfAttention`          |
 | `num_experts`                            | `MoELayer` in place of `MLP`, in the layers with experts    |
 | `mtp_num_layers`                         | `MultiTokenPrediction` after the last layer                 |
@@ -29,6 +30,7 @@ from minimegatron.layers.fp8.enable import enable_fp8_layers
 from minimegatron.layers.mlp import MLP
 from minimegatron.layers.moe.layer import MoELayer
 from minimegatron.layers.norm import Norm
+from minimegatron.layers.ssm.gated_delta_net import GatedDeltaNet
 from minimegatron.layers.ssm.mixer import MambaMixer
 from minimegatron.layers.transformer_engine import (
     TEColumnParallelLinear,
@@ -60,6 +62,7 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
         submodules={
             **dict.fromkeys(norms, ModuleSpec(Norm)),
             "self_attention": ModuleSpec(attention, params=linears),
+            "gated_delta_net": ModuleSpec(GatedDeltaNet),
             "mamba": ModuleSpec(MambaMixer),
             "mlp": ModuleSpec(MLP, params=linears),
             "moe": ModuleSpec(MoELayer),

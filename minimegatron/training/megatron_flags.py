@@ -107,6 +107,7 @@ ALREADY: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "--flight-recorder-dump-on-timeout": ((), "a rank that runs out of time dumps what it remembers"),
     "--flight-recorder-include-stack-trace": ((), "dumps have stacks"),
     "--is-hybrid-model": ((), "--hybrid-override-pattern says so"),
+    "--experimental-attention-variant": (("gated_delta_net",), "--linear-attention-freq says where"),
     "--local-rank": (None, "torchrun says it in the environment"),
 }
 

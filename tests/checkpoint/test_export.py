@@ -216,7 +216,9 @@ def scratch_line(family: str, folder: Path) -> str:
         sizes |= {"hybrid_override_pattern": pattern, "num_layers": len(pattern), "mamba_head_dim": 16}
     if family == "nemotron_h":
         sizes |= {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
-    if family in ("qwen2_moe", "deepseek_v3", "nemotron_h"):
+    if family == "qwen3_next":
+        sizes |= {"linear_attention_freq": "2", "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    if family in ("qwen2_moe", "deepseek_v3", "nemotron_h", "qwen3_next"):
         sizes |= {"moe_ffn_hidden_size": 24, "moe_shared_expert_intermediate_size": 48}
     model = family_config(family, **sizes).to_dict()
     for name in ("vocab_size", "max_position_embeddings") if family != "gpt2" else ("vocab_size",):

@@ -42,7 +42,8 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "execv", lambda path, argv: calls.append(argv))
     monkeypatch.setattr(os, "getuid", lambda: 0)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "labs").mkdir()
+    for name in ("labs", "course"):
+        (tmp_path / name).mkdir()
     return calls
 
 

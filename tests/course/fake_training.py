@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-SIZE, SECONDS = 4, 0.002  # samples of a step; of its computation
+SIZE, SECONDS, PAUSE = 4, 0.002, 1.0  # samples of a step; of its computation; for a busy machine to kill a rank
 
 
 def loss_of(state: int, first: int) -> float:
@@ -54,6 +54,9 @@ def main(save: Path, log: Path, seed: int, config: Path, ranks: int, steps: int,
         file.write(config.read_text().strip() + "\n")
         for step in range(begin["iteration"] + 1, steps + 1):
             time.sleep(SECONDS)
+            pause = time.monotonic() + PAUSE if step == 3 * steps // 4 else 0.0
+            while time.monotonic() < pause and not any(other.poll() is not None for other in others):
+                time.sleep(0.01)
             if any(other.poll() is not None for other in others):
                 for other in others if "leaves ranks behind" not in faults else ():
                     other.kill()

@@ -21,7 +21,6 @@ from minimegatron.errors import ConfigError, RankError
 ROOT = Path(__file__).resolve().parents[2]
 CAPSTONE = importlib.import_module("course.capstones.03_faster").CAPSTONE
 CRITERIA = importlib.import_module("course.capstones.03_faster.criteria")
-LADDER = importlib.import_module("course.capstones.03_faster.ladder")
 FUNCTIONS = importlib.import_module("course.capstones.03_faster.functions")
 WORK = importlib.import_module("course.capstones.03_faster.work")
 START = ROOT / "course" / "capstones" / "03_faster" / "start"
@@ -151,19 +150,23 @@ def test_a_ladder_that_loses(tmp_path, more, told):
         assert not results[name].met and re.search(words, results[name].told), results[name].told
 
 
-def test_rounds_go_on_while_quartiles_do_not_decide_and_ends_meet_in_pairs():
+def test_rounds_go_on_while_quartiles_do_not_decide_and_ends_meet_in_pairs(tmp_path):
     order, later = [], itertools.cycle([0.7, 0.9])
 
-    def measure(rung):
-        order.append(rung)
-        return WORK.Seen(next(later) if rung else 1.0, (), ())
+    def train(rung, seed):
+        order.append(rung.name)
+        return WORK.Seen(next(later) if rung.name == "batch" else 1.0, (), ())
 
-    ladder = LADDER.Ladder(2, measure)
-    ladder.climb([(0, 1, 0.8)], rounds=4, most=9)
-    assert order[:8] == [0, 1, 1, 0, 0, 1, 1, 0] and len(ladder.rounds) == 9, "a limit in the middle decides nothing"
-    ladder = LADDER.Ladder(2, measure)
-    ladder.climb([(0, 1, 0.2)], rounds=4, most=9)
-    assert len(ladder.rounds) == 4 and ladder.told(0, 1).endswith("4 pairs)")
+    def rounds(whole: float) -> int:
+        steps = [{**step, "measured": measured} for step, measured in zip(STEPS, (0, 0, 20), strict=True)]
+        plan = CRITERIA.read_plan(hand_in(tmp_path, *steps, whole=whole) / "faster.toml")
+        return len(CRITERIA.Session(tmp_path, plan, Random(1), train, lambda *_: None, 4, 9).ladder().rounds)
+
+    assert rounds(20) == 9, "of 10 and of 30 % one is faster, and the other is not"
+    names = ["baseline", "microbatches", "recompute", "batch"]
+    assert order[:12] == [*names, *reversed(names), *names]
+    later = itertools.cycle([0.75, 0.77])
+    assert rounds(24) == 4
 
 
 WRONG = [

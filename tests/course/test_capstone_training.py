@@ -52,7 +52,7 @@ WHY = {"num_layers": "Three layers, since a fake has no use for more and two are
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Seconds that are enough for a fake."""
-    monkeypatch.setattr(TRAINING, "LEFT_SECONDS", 0.5)
+    monkeypatch.setattr(TRAINING, "LEFT_SECONDS", 3.0)
 
 
 class FakeJudge:
@@ -267,6 +267,17 @@ def test_a_log_that_is_none_is_told(tmp_path, old, new, told):
         TRAINING.Attempt(program, log, 0).run()
 
 
+def test_an_attempt_that_begins_a_log_of_its_own_is_read_from_its_beginning(tmp_path):
+    config, log = (hand_in(tmp_path) / "train.json").read_text(), tmp_path / "log"
+    step = {"event": "train", "iteration": 7, "losses": {"lm loss": 5.0}, "grad_norm": 1.0, "learning_rate": 0.1}
+    log.write_text(f"{config}\n{json.dumps(step | {'global_batch_size': 4, 'memory_by_owner': {'all': 1}})}\n")
+    training = TRAINING.Attempt(SimpleNamespace(), log, 1, log.stat().st_ino)
+    assert training.runs() == []
+    log.rename(tmp_path / "log.1")
+    log.write_text((tmp_path / "log.1").read_text())
+    assert training.run().first == 7
+
+
 def test_what_is_kept_is_not_gone_on_from(tmp_path):
     hand_in(tmp_path)
     (tmp_path / "kept" / tmp_path.name).mkdir(parents=True)
@@ -395,9 +406,9 @@ def test_the_solution_gets_every_point(tmp_path):
 
 SHORT = ('"train_iters": 200', '"train_iters": 60')
 EDITS = [
-    ("run.toml", "--load {save} ", "", {"killed": "it began at step 1"}),
+    ("run.toml", "--load {save} --log-file", "--log-file", {"killed": "it began at step 1"}),
     ("run.toml", "--log-file", "--no-load-optim --log-file", {"resumed": "after the kill, step"}),
-    ("run.toml", "duplicated", "duplicated", {"loss": "bits a byte of"}),
+    ("run.toml", "[facts]", "[facts]", {"loss": "bits a byte of"}),
     ("run.toml", "--to hf", "--to hf --ckpt-step 10", {"export": "differ by|ended with status"}),
     ("run.json", '"duplicated"', '"blockwise"', {"elsewhere": "tensor 2: step"}),
     ("run.json", '"num_layers": 4', '"num_layers": 4, "hidden_dropout": 0.1', {"order": "hidden_dropout is 0.1"}),

@@ -62,6 +62,8 @@ LAYOUTS = {
         ("olmo2", TP2, {}),
         ("nemotron_h", TP2 | SP, {}),
         ("nemotron_h", UNEVEN, {}),
+        ("qwen3_next", TP2 | SP, {}),
+        ("qwen3_next", PP2, {}),
         ("gpt_oss", TP2 | SP, {}),
         ("gemma3", TP2, {}),
     ],

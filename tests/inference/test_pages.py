@@ -54,7 +54,7 @@ def after_prompts(model, prompts, leftover=0.0):
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "mistral", "mixtral", "gemma2", "deepseek_v3", "gpt_oss", "mamba2", "nemotron_h"]
+    "name", ["gpt2", "mistral", "mixtral", "gemma2", "deepseek_v3", "gpt_oss", "mamba2", "nemotron_h", "qwen3_next"]
 )
 def test_each_of_ragged_prompts_is_as_if_alone(name):
     together = after_prompts(ours(name), PROMPTS)

@@ -138,6 +138,7 @@ def logits_in_transformers(folder: Path, **options: Any) -> torch.Tensor:
 
 CASES = [(n, s) for n in ("llama2", "qwen3", "gemma2", "olmo2", "qwen3_moe", "mixtral", "deepseek_v3") for s in FLAGS]
 CASES.remove(("deepseek_v3", "int4"))  # rows of 20 elements
+CASES.append(("qwen3_next", "int8"))
 FEW = [("qwen3", "int8"), ("llama2", "int4"), ("qwen3_moe", "fp8")]
 
 
@@ -186,7 +187,16 @@ def test_a_quantised_folder_is_one_over_tp_and_becomes_a_plain_one(tmp_path, ran
 
 # --------------------------------------------------------------------------------------------- activation-aware
 
-FAMILIES = ["llama2", "llama2-mha-bias", "qwen2.5-tied-mqa", "gemma2", "olmo2", "qwen2_moe", "deepseek_v3"]
+FAMILIES = [
+    "llama2",
+    "llama2-mha-bias",
+    "qwen2.5-tied-mqa",
+    "gemma2",
+    "olmo2",
+    "qwen2_moe",
+    "deepseek_v3",
+    "qwen3_next",
+]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -13,14 +13,19 @@ from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
-from minimegatron.errors import ConfigError
+from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.logical import gather_logical, load_logical
 from minimegatron.layers.param import layout_of, logical_parameters
+from minimegatron.layers.ssm.delta_rule import DeltaRule
 from minimegatron.models.chunks import ModelChunks, count_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.pipeline.plain import run
 from minimegatron.parallel.pipeline.stage import ModuleStage
 from tests.axes import CP, EP, ETP, SP, TP
+from tests.layers.ssm.test_delta_rule import a_state as delta_state
+from tests.layers.ssm.test_delta_rule import inputs as delta_inputs
+from tests.layers.ssm.test_scan import gradients
+from tests.models.in_fp64 import in_fp64
 from tests.thorough import mostly_thorough
 
 SIZES: dict[str, Any] = {
@@ -90,6 +95,13 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 40,
         "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 2.5,
     }),
+    # as many query groups as half of the ranks, two value heads for a key head, a chunk that ends within the sequence
+    "qwen3_next": ("Qwen3NextConfig", {
+        **SOME, "num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 2, *["full_attention"] * 2],
+        "head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 12,
+        "linear_value_head_dim": 10, "linear_conv_kernel_dim": 3, "mlp_only_layers": [1, 3], "num_experts_per_tok": 3,
+        "shared_expert_intermediate_size": 56,
+    }),
 }  # fmt: skip
 MODELS = {**FAMILIES, **EXPERTS}
 
@@ -110,6 +122,15 @@ def hf_model(name: str, seed: int = 0):
             if key.endswith("e_score_correction_bias"):
                 buffer.add_(0.3 * torch.randn_like(buffer))
     return model
+
+
+def in_fp64_of(model: Any) -> Any:
+    """The same model, whose class casts to fp64 where it would to fp32."""
+    config = model.config
+    config._experts_implementation = "eager"  # the only one of theirs in fp64
+    twin = getattr(in_fp64(config.model_type), type(model).__name__)(config).eval()
+    twin.load_state_dict(model.state_dict())
+    return twin
 
 
 class Theirs(NamedTuple):
@@ -134,6 +155,11 @@ def ours_from(theirs: Theirs, parallel: ParallelConfig | None = None) -> GPTMode
     ours = GPTModel(config, Mesh.build(parallel or ParallelConfig())).eval()
     load_logical(ours, state_from_huggingface(theirs.state, config, family))
     return ours
+
+
+def logical_names(config: Any) -> set[str]:
+    with torch.device("meta"):
+        return {name for name, _ in logical_parameters(GPTModel(config, Mesh.serial()))}
 
 
 def deviations(rank: int, world: int, theirs: Theirs, layouts: list[dict[str, Any]]) -> list[float]:
@@ -204,6 +230,7 @@ def test_logits_through_a_pipeline(ranks, name):
 
 
 FP64 = [("gemma2", torch.float64, 1e-6), ("olmo2", torch.float64, 1e-6), ("gpt_oss", torch.float64, 1e-6)]
+FP64 += [("qwen3_next", torch.float64, 1e-6)]
 FP64 += [("gemma3", torch.float64, 1e-5)]  # its norms of heads are in fp32
 FP32 = [("mamba2", torch.float32, 1e-5), ("nemotron_h", torch.float32, 1e-5)]  # as transformers runs the recurrence
 
@@ -215,6 +242,8 @@ def test_gradients_of_all_weights(name, dtype, tolerance):
     family, config = config_from_huggingface(theirs.config.to_dict())
     ours = GPTModel(config, Mesh.serial())
     load_logical(ours, state_from_huggingface(theirs.state_dict(), config, family))
+    if name == "qwen3_next":  # its recurrence is in fp32 whatever the weights are
+        theirs = in_fp64_of(theirs)
     theirs, ours = theirs.to(dtype), ours.to(dtype)
     tokens = torch.randint(0, 99, (2, 41), generator=torch.Generator().manual_seed(3))
     logits = theirs(tokens[:, :-1]).logits
@@ -227,6 +256,24 @@ def test_gradients_of_all_weights(name, dtype, tolerance):
         got = torch.zeros_like(p) if p.grad is None else gather_logical(p.grad, layout_of(p), Mesh.serial())
         assert (got - want[n]).abs().max() <= tolerance * want[n].abs().max(), n
     assert sum(grad.any() for grad in want.values()) >= len(want) - 1, "what is not moved is not compared"
+
+
+@pytest.mark.parametrize("form", ["chunk", "recurrent"])
+def test_the_delta_rule_is_both_of_theirs(form):
+    """Outputs, the last state and gradients, over more than one of their chunks of 64 tokens."""
+    of, s = delta_inputs(s=150), 150
+    state = delta_state()
+    theirs = getattr(in_fp64("qwen3_next"), f"torch_{form}_gated_delta_rule")
+    want, last = theirs(
+        *(t.transpose(0, 1) for t in of.values()), initial_state=state, output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    got, after = DeltaRule(*of.values(), 48).outputs(state)
+    assert len(got) == s and (got.transpose(0, 1) - want).abs().max() <= 1e-12 and (after - last).abs().max() <= 1e-12
+    of["state"] = state
+    found, wanted = (gradients(of, *both) for both in ((got, after), (want.transpose(0, 1), last)))
+    for name in of:
+        assert (found[name] - wanted[name]).abs().max() <= 1e-11 * wanted[name].abs().max(), name
 
 
 @pytest.mark.parametrize("change", [{"norm_topk_prob": False}, {"rms_norm_eps": 1e-5}, {"num_experts_per_tok": 3}])
@@ -250,6 +297,19 @@ def test_round_trip_of_a_model_in_memory_is_bit_exact(name):
         tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
         assert set(back) == set(state) - tied
     assert count_parameters(config) == sum(p.numel() for p in theirs.parameters())
+
+
+def test_tensors_that_their_class_leaves_out_are_left_out_here():
+    """Published files of Qwen3-Next have weights of multi-token prediction; in another family they are refused."""
+    for name in ("qwen3_next", "qwen3_moe"):
+        theirs = hf_model(name)
+        family, config = config_from_huggingface(theirs.config.to_dict())
+        state = {**theirs.state_dict(), "mtp.fc.weight": torch.zeros(3, 3)}
+        if name == "qwen3_next":
+            assert state_from_huggingface(state, config, family).keys() == logical_names(config)
+        else:
+            with pytest.raises(CheckpointError, match=r"left over mtp\.fc\.weight"):
+                state_from_huggingface(state, config, family)
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,18 @@ _PAGES, _SCHEDULER = "minimegatron/inference/block_manager.py", "minimegatron/in
 _CANARIES = "tests/inference/test_scheduler.py -k shared"
 _PROPOSALS = "tests/inference/test_speculative.py -k pass_over_all"
 _GRAMMAR = "tests/inference/test_grammar.py -k brute_force"
-_SCAN, _MIXER, _PIECES = (f"minimegatron/layers/ssm/{name}.py" for name in ("scan", "mixer", "pieces"))
+_SCAN, _MIXER, _PIECES, _CONV, _DELTA, _DELTA_NET = (
+    f"minimegatron/layers/ssm/{name}.py"
+    for name in ("scan", "mixer", "pieces", "convolution", "delta_rule", "gated_delta_net")
+)
 _OF_MIXER, _CHUNKS = "tests/layers/ssm/test_mixer.py", "tests/layers/ssm/test_scan.py -k recurrence"
 _PACKED = f"{_OF_MIXER} -k packed"
 _OF_HF = "tests/models/test_huggingface.py::test_logits[nemotron_h-1]"
 _HYBRID_TP, _HYBRID_CP, _HYBRID_A2A = (f"tests/parallel/test_hybrid_twin.py::test_two_ranks[{i}]" for i in (1, 4, 5))
 _STATES = "tests/inference/test_pages.py -k nemotron_h"
+_OF_RULE, _OF_NET = "tests/layers/ssm/test_delta_rule.py", "tests/layers/ssm/test_gated_delta_net.py"
+_CORRECTIONS, _OF_NEXT = f"{_OF_RULE} -k recurrence", "tests/models/test_huggingface.py::test_logits[qwen3_next-1]"
+_DELTA_TP = "tests/parallel/test_hybrid_twin.py::test_two_ranks[9]"
 _SINKS, _GPT_OSS_TWIN = "tests/layers/attention/test_sinks.py", "tests/parallel/test_expert_twin.py -k gpt_oss_on_two"
 _GPT_OSS, _GEMMA3 = (f"tests/models/test_huggingface.py -k logits[{name}-1]" for name in ("gpt_oss", "gemma3"))
 _GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
@@ -1009,22 +1015,22 @@ MUTANTS = (
         "            keep = keep & (of[:, None] == of)[..., None]\n", "", _CHUNKS,
     ),
     Mutant(
-        "a state of an earlier document is read", _SCAN, "self._reads = _exp(a, from_start)",
-        "self._reads = _exp(a, None)", _CHUNKS,
+        "a state of an earlier document is read", _SCAN, "self._reads = masked_exp(a, from_start)",
+        "self._reads = masked_exp(a, None)", _CHUNKS,
     ),
     Mutant(
-        "what an earlier document left in a chunk is kept", _SCAN, "_exp(a[..., -1:] - a, to_end)",
-        "_exp(a[..., -1:] - a, None)", _CHUNKS,
+        "what an earlier document left in a chunk is kept", _SCAN, "masked_exp(a[..., -1:] - a, to_end)",
+        "masked_exp(a[..., -1:] - a, None)", _CHUNKS,
     ),
     Mutant(
         "decays of later tokens are computed and then dropped", _SCAN, "log.masked_fill(~keep, -torch.inf)).exp()",
         "log).exp() * (1.0 if keep is None else keep)", "tests/layers/ssm/test_scan.py -k overflow",
     ),
     Mutant(
-        "a tap sees the document before", _MIXER, "rows[i : i + n] * same.t()[..., None]", "rows[i : i + n]", _PACKED,
+        "a tap sees the document before", _CONV, "rows[i : i + n] * same.t()[..., None]", "rows[i : i + n]", _PACKED,
     ),
     Mutant(
-        "a document id that comes again goes on", _MIXER, "(document_ids.diff(dim=1) != 0).cumsum(1)",
+        "a document id that comes again goes on", _CONV, "(document_ids.diff(dim=1) != 0).cumsum(1)",
         "(document_ids - document_ids[:, :1])[:, 1:]", _PACKED,
     ),
     Mutant(
@@ -1067,11 +1073,11 @@ MUTANTS = (
         "(sum(blocks[1:4]),), config", _HYBRID_TP,
     ),
     Mutant(
-        "a chunk of a prompt forgets the tokens before it", _MIXER, "self.conv1d(xbc, tail.transpose(0, 1))",
-        "self.conv1d(xbc, 0 * tail.transpose(0, 1))", _STATES,
+        "a chunk of a prompt forgets the tokens before it", _CONV, "self(x, tail.transpose(0, 1))",
+        "self(x, 0 * tail.transpose(0, 1))", _STATES,
     ),
     Mutant(
-        "the convolution keeps what padding is there", _MIXER, "[:, None] + new  #", "[:, None] + len(xbc)  #",
+        "the convolution keeps what padding is there", _CONV, "[:, None] + new  #", "[:, None] + len(x)  #",
         _STATES,
     ),
     Mutant(
@@ -1111,6 +1117,89 @@ MUTANTS = (
     Mutant(
         "a convolution is quantised as a matrix", "minimegatron/checkpoint/compressed_tensors.py",
         '("norm.", "conv1d.")', '("norm.",)', "tests/inference/test_quantize.py -k convolution",
+    ),
+    # ---------------------------------------------------------------------------- the gated delta rule, Qwen3-Next
+    Mutant(
+        "tokens of a chunk do not see each other's corrections", _DELTA, "system = (k @ k.mT) * decays",
+        "system = 0 * (k @ k.mT) * decays", _CORRECTIONS,
+    ),
+    Mutant(
+        "a correction is as large as the step of the token that it is due to", _DELTA,
+        "(k @ k.mT) * decays * beta[..., None]  #", "(k @ k.mT) * decays * beta[..., None, :]  #", _CORRECTIONS,
+    ),
+    Mutant(
+        "what a state says is taken off whole", _DELTA, "k * (beta[..., None] * since_start)", "k * since_start",
+        _CORRECTIONS,
+    ),
+    Mutant("keys are not made of length 1", _DELTA, "chunks(unit(k))", "chunks(k)", _CORRECTIONS),
+    Mutant(
+        "a corrected state passes the border of documents", _DELTA, "throughout = (last == before)",
+        "throughout = (last == last)", _CORRECTIONS,
+    ),
+    Mutant(
+        "corrections of an earlier document are kept", _DELTA, "masked_exp(a[..., -1:] - a, to_end)",
+        "masked_exp(a[..., -1:] - a, None)", _CORRECTIONS,
+    ),
+    Mutant(
+        "a token reads and corrects the state of an earlier document", _DELTA, "masked_exp(a, from_start)",
+        "masked_exp(a, None)", _CORRECTIONS,
+    ),
+    Mutant(
+        "a piece's matrix is turned", _DELTA, "return own, transition", "return own, transition.mT",
+        f"{_OF_RULE} -k pieces",
+    ),
+    Mutant(
+        "a state passes a piece as if the piece only faded it", _PIECES, "of.reshape(*nothing.shape[:2], -1)",
+        "(of.diagonal(0, -2, -1).diag_embed() if of.shape[-1] == of.shape[-2] else of).reshape(*nothing.shape[:2], -1)",
+        "tests/parallel/test_hybrid_twin.py::test_two_ranks[11]",
+    ),
+    Mutant(
+        "a step looks a key up before the state fades", _DELTA, "(v - (k * state).sum(2))",
+        "(v - (k * (state / g.exp()[..., None, None])).sum(2))", f"{_OF_RULE} -k step_is",
+    ),
+    Mutant(
+        "a rank's gradient of the gated norm is taken for the whole", _DELTA_NET, 'partial="heads")', 'partial="")',
+        _DELTA_TP,
+    ),
+    Mutant(
+        "the projection of Gated DeltaNet is cut as one block", _DELTA_NET, "tp, init=std, blocks=blocks, **how)",
+        "tp, init=std, **how)", _DELTA_TP,
+    ),
+    Mutant(
+        "the channels of keys and values are cut with those of queries", _DELTA_NET, "CausalConv1d(blocks[:3],",
+        "CausalConv1d((sum(blocks[:3]),),", _DELTA_TP,
+    ),
+    Mutant(
+        "gates are added in the model's dtype", _DELTA_NET, "F.softplus(a.to(wide) + self.dt_bias.to(wide))",
+        "F.softplus(a + self.dt_bias).to(wide)", f"{_OF_NET} -k fp32",
+    ),
+    Mutant(
+        "a chunk of a prompt begins with an empty state", _DELTA_NET, "self.rule.chunk_size).outputs(h)",
+        "self.rule.chunk_size).outputs()", "tests/inference/test_pages.py -k qwen3_next",
+    ),
+    Mutant(
+        "a linear layer stands where attention should", "minimegatron/config/hybrid.py",
+        "(i + 1) % int(frequency) != 0", "i % int(frequency) != 0", f"{_OF_NET} -k frequency",
+    ),
+    Mutant(
+        "the gate of attention is half of its queries", "minimegatron/checkpoint/huggingface.py",
+        "(2 * head + gate) * d, d) for gate in (0, 1) for head in heads)",
+        "(2 * head + gate) * d, d) for head in heads for gate in (0, 1))", _OF_NEXT,
+    ),
+    Mutant(
+        "a file's rows of q, k, v and z are read block by block", "minimegatron/checkpoint/huggingface.py",
+        "(which, group * sum(sizes) + sum(sizes[:i]), rows)", "(which, sum(sizes[:i]) * groups + group * rows, rows)",
+        _OF_NEXT,
+    ),
+    Mutant(
+        "ranks of one query group all take its first gates", "minimegatron/layers/attention/self_attention.py",
+        "self.tp.rank % ranks_per_group * heads, heads) for of in queries]",
+        "self.tp.rank % ranks_per_group * heads * (of is queries[0]), heads) for of in queries]", _DELTA_TP,
+    ),
+    Mutant(
+        "all of a head is rotated whatever the file says", "minimegatron/models/families/llama_like.py",
+        'scaling.get("partial_rotary_factor", keys["partial_rotary_factor"])',
+        '1.0 + 0 * scaling.get("partial_rotary_factor", keys["partial_rotary_factor"])', _OF_NEXT,
     ),
     # ------------------------------------------------------------------------------------------- gpt-oss, Gemma 3
     Mutant(

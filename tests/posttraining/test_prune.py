@@ -314,6 +314,7 @@ def test_what_cannot_be_pruned_is_refused(tmp_path: Path) -> None:
         (TransformerConfig(**several, scale_embeddings=True), {"hidden_size": 48}, "multiplies by sqrt"),
         (open_config("mixtral"), {"ffn_hidden_size": 48}, "each of the experts sees a few tokens"),
         (open_config("deepseek_v3"), {"hidden_size": 48}, "latents of multi_latent_attention"),
+        (TransformerConfig(**several, attention_output_gate=True), {"num_layers": 3}, "layers of Gated DeltaNet"),
         (open_config("olmo2"), {"num_attention_heads": 2}, "a mean over all heads"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -93,7 +93,7 @@ def test_every_module_has_a_page_in_a_tree(made: dict[str, str | bytes]) -> None
         for target, _ in leads(page, "".join(re.findall(r"^```\{toctree\}\n.*?^```", text, re.M | re.S)))
     }
     pages_of_trees = {name for name in made if isinstance(made[name], str) and not name.startswith("files/")}
-    assert pages_of_trees - trees == {"index.md"}
+    assert pages_of_trees - trees == {"index.md"}, "a new document has its place in docs/site/guides.md"
 
 
 # ---------------------------------------------------------------------------------------------- the reference
@@ -298,7 +298,9 @@ def test_notebooks_keep_their_outputs_and_say_where_else_to_read(made: dict[str,
 
 def test_labs_are_there_in_chinese_with_the_same_code(made: dict[str, str | bytes]) -> None:
     readme = str(made["README.zh.md"])
-    assert "<!--" not in readme and "(zh-the-spine)=" in readme and "](#zh-the-spine)" in readme
+    assert (
+        "<!--" not in readme and "<a id" not in readme and "(zh-the-spine)=" in readme and "](#zh-the-spine)" in readme
+    )
     for lab in sorted(name for name in made if re.match(r"labs/\d", name)):
         english, chinese = (json.loads(made[name])["cells"] for name in (lab, f"zh/{lab}"))
         assert f"](zh/{lab})" in readme and f"(../zh/{lab})" in english[1]["source"]
@@ -307,6 +309,7 @@ def test_labs_are_there_in_chinese_with_the_same_code(made: dict[str, str | byte
         assert all(e == c for e, c in pairs if e["cell_type"] == "code")
         written = [c["source"] for e, c in pairs if e["cell_type"] == "markdown"]
         assert sum(bool(re.search("[一-鿿]", text)) for text in written) > 0.9 * len(written)
+        assert not re.search("[一-鿿。，]\n *[一-鿿]", "\n\n".join(written)), "a browser would put blanks there"
 
 
 def test_writing_leaves_what_is_equal_and_removes_what_is_no_page(tmp_path: Path) -> None:

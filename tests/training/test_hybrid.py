@@ -13,6 +13,7 @@ from minimegatron.inference.loading import load
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.planning import plan
 from minimegatron.training.arguments import parse_args
+from tests.thorough import mostly_thorough
 from tests.training.test_trainer import TINY, history_on_rank, numbers
 
 LINE = (
@@ -20,14 +21,21 @@ LINE = (
     "--ffn-hidden-size 48 --mamba-num-heads 8 --mamba-head-dim 8 --mamba-num-groups 2 --mamba-state-dim 6 "
     "--micro-batch-size 1 --global-batch-size 4 --lr-decay-iters 4"
 )
-TP2, PP2 = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
+NEXT = (
+    "--preset qwen3-next-80b-a3b --num-layers 4 --num-query-groups 2 --kv-channels 16 --ffn-hidden-size 48 "
+    "--linear-num-key-heads 2 --linear-num-value-heads 4 --linear-key-head-dim 8 --linear-value-head-dim 8 "
+    "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 16 --moe-shared-expert-intermediate-size 16 "
+    "--micro-batch-size 1 --global-batch-size 4 --lr-decay-iters 4"
+)
+TP2, PP2 = "--tensor-model-parallel-size 2 --sequence-parallel", "--pipeline-model-parallel-size 2"
 
 
-def test_a_run_goes_on_in_other_layouts_and_is_published(ranks, tmp_path):
+@pytest.mark.parametrize("flags", mostly_thorough([LINE, NEXT], [0]), ids=["mamba", "delta"])
+def test_a_run_goes_on_in_other_layouts_and_is_published(ranks, tmp_path, flags):
     """Two steps on one rank, the third over tp, the fourth in a pipeline; what transformers reads: `test_export`."""
-    whole = numbers(history_on_rank(0, 1, f"{LINE} --train-iters 4"))
+    whole = numbers(history_on_rank(0, 1, f"{flags} --train-iters 4"))
     assert whole[-1][0] < whole[0][0]
-    line = f"{LINE} --save-interval 1 --save {tmp_path / 'run'}"
+    line = f"{flags} --save-interval 1 --save {tmp_path / 'run'}"
     history_on_rank(0, 1, f"{line} --train-iters 2")
     line += f" --load {tmp_path / 'run'}"
     parts = [
@@ -46,7 +54,8 @@ def test_a_run_goes_on_in_other_layouts_and_is_published(ranks, tmp_path):
 
 
 @pytest.mark.timeout(120)
-def test_it_is_planned():
-    line = [*TINY.split(), "--mock-data", *LINE.split(), "--tensor-model-parallel-size", "2"]
+@pytest.mark.parametrize("flags", mostly_thorough([LINE, NEXT], [0]), ids=["mamba", "delta"])
+def test_it_is_planned(flags):
+    line = [*TINY.split(), "--mock-data", *flags.split(), *TP2.split()]
     told = plan(parse_args(line, 2), 2, CLUSTERS["h100"])
     assert not any(memory.unknown for memory in told.memory.values()) and told.bytes > 0

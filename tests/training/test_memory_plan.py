@@ -67,6 +67,10 @@ SINKS = MOE | {
     "add_bias_linear": True, "softmax_type": "learnable", "activation": "quick_geglu", "glu_linear_offset": 1.0,
     "activation_func_clamp_value": 7.0, "sliding_window": 16, "window_attn_skip_freq": "2",
 }  # fmt: skip
+DELTA = {
+    "linear_attention_freq": "2", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_chunk_size": 16, "attention_output_gate": True, "qk_layernorm": True,
+}  # fmt: skip
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -161,10 +165,16 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "sinks and clamped experts, ep2": (2, EP2, SINKS),
     "sinks and clamped experts, tp2 sp, stage 3": (
         2, TP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, SINKS | {"params_dtype": "bf16"}),
-    "sinks, cp2 ring, recompute": (2, CP2, SINKS | FULL),
+    "sinks, cp2 ring": (2, CP2, SINKS),
     "sinks, cp2 by heads": (2, CP2 | {"cp_comm_type": "a2a"}, SINKS),
     "two bases, tp2 sp, bf16": (2, TP2, LOCAL | BF16),
     "two bases, cp2 ring": (2, CP2, LOCAL),
+    "gated delta": (1, {}, DELTA),
+    "gated delta, tp2 sp, bf16": (2, TP2, DELTA | BF16),
+    "gated delta, cp2 ring, documents": (2, CP2, DELTA | {"documents": True}),
+    "gated delta, pp2, recompute": (2, PP2, DELTA | FULL),
+    "gated delta, selective": (1, {}, DELTA | {"recompute_granularity": "selective"}),
+    "gated delta, experts, ep2": (2, EP2, DELTA | MOE | {"moe_shared_expert_intermediate_size": 64}),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -175,7 +185,7 @@ ORDINARY = {
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
     "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
-    "sinks and clamped experts, ep2", "two bases, tp2 sp, bf16",
+    "gated delta, tp2 sp, bf16", "sinks and clamped experts, ep2",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 

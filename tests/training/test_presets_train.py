@@ -7,7 +7,7 @@ import pytest
 from minimegatron.planner.cluster import CLUSTERS
 from minimegatron.planner.planning import plan
 from minimegatron.training.arguments import parse_args
-from tests.thorough import SLOW
+from tests.thorough import SLOW, mostly_thorough
 from tests.training.test_trainer import TINY, history_on_rank, numbers
 
 SMALL = "--num-layers 2 --num-attention-heads 4 --kv-channels 8 --ffn-hidden-size 24 --window-size 4,0"
@@ -20,7 +20,7 @@ TP2, PP2 = "--tensor-model-parallel-size 2 --sequence-parallel", "--pipeline-mod
 
 
 @SLOW
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", mostly_thorough(PRESETS, [0]))
 def test_a_run_goes_on_in_another_layout(ranks, tmp_path, preset):
     line = f"--preset {preset} {PRESETS[preset]} {STEPS}"
     whole = numbers(ranks(2).run(history_on_rank, f"{line} {TP2} --save {tmp_path} --save-interval 2")[0])
@@ -31,7 +31,7 @@ def test_a_run_goes_on_in_another_layout(ranks, tmp_path, preset):
         assert loss == pytest.approx(want, rel=1e-5) and norm == pytest.approx(want_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", mostly_thorough(PRESETS, [0]))
 def test_it_is_planned(preset):
     layout = f"{TP2} {PP2} --context-parallel-size 2"
     line = f"{TINY} --mock-data --preset {preset} {PRESETS[preset]} {STEPS} --bf16 {layout}"

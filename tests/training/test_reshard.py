@@ -66,6 +66,10 @@ HYBRID = (
     f"{DENSE} --bf16 --hybrid-override-pattern M*-M --mamba-num-heads 8 --mamba-head-dim 8 --mamba-num-groups 4 "
     "--mamba-state-dim 6"
 )
+DELTA = (
+    f"{DENSE} --bf16 --linear-attention-freq 2 --linear-num-key-heads 4 --linear-num-value-heads 8 "
+    "--linear-key-head-dim 6 --linear-value-head-dim 4 --attention-output-gate --num-layers 4"
+)
 
 
 def expected(name: str, box: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -129,6 +133,8 @@ def pairs() -> list[tuple[str, int, int]]:
 PAIRS = pairs()
 ORDINARY = [next(p for p in PAIRS if p[0] == family and 0 not in p[1:]) for family in ("dense", "experts", "fp8")]
 FAMILIES["hybrid"] = HYBRID, COMMON
+FAMILIES["delta"] = DELTA, COMMON
+PAIRS += [("delta", a, b) for a, b in ((0, 3), (3, 4), (4, 6), (6, 0))]
 PAIRS += [("hybrid", a, b) for a, b in ((0, 3), (3, 4), (4, 6), (6, 0))]
 
 

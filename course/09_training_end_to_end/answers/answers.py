@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _STATE = '{"weights", "Adam\'s moments", "consumed samples", "dropout\'s random streams", "loss scale"}'
 
@@ -23,6 +23,10 @@ WRONG = [
     Edit(_STATE, _STATE[:-1] + ', "gradients"}', mistake="Between two steps gradients have been used: the next step computes its own."),
     Edit(_STATE, _STATE[:-1] + ', "batch size of the ramp-up"}', mistake="The batch size is a function of the consumed samples."),
     Edit(_STATE, _STATE[:-1] + ', "epoch"}', mistake="The epoch is a function of the consumed samples."),
+]
+
+EQUIVALENT = [
+    Same("line 10: `//` for `/`", "less than one of 10¹⁵ FLOPs is lost"),
 ]
 
 

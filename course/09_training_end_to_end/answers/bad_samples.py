@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _TWO = "    return bad_samples(replay, samples[:half]) + bad_samples(replay, samples[half:])\n"
 
@@ -15,6 +15,10 @@ WRONG = [
     Edit("        return list(samples)\n    half = len(samples) // 2\n" + _TWO,
          "        return list(samples)\n    for one in samples:\n        rest = [s for s in samples if s != one]\n        if not math.isnan(replay(rest)):\n            return [one]\n    return []\n",
          told="replays for | missing: "),
+]
+
+EQUIVALENT = [
+    Same("line 10: rounded up for down", "the larger half may be either; r is rounded up"),
 ]
 
 

@@ -1,7 +1,10 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _FLOORS = "floors = torch.cat([low - below[below < low], torch.zeros(1, dtype=torch.float64)])[:, None]"
 _BEST = "best = (shown - loss).square().sum(1).argmin()"
+
+_GRID = "the floors that are tried lie a little otherwise, and close enough"
+_DIGITS = "seven digits tell a law from another"
 
 WRONG = [
     Edit(_FLOORS, "floors = torch.zeros(1, 1, dtype=torch.float64)", mistake="Without a floor E the law is a straight line in logarithms: it promises too much for large models."),
@@ -15,6 +18,25 @@ WRONG = [
     Edit(_FLOORS, "floors = ((loss[0] * loss[2] - loss[1] ** 2) / (loss[0] + loss[2] - 2 * loss[1])).reshape(1, 1)",
          mistake="Three losses give E by this formula only if their sizes have equal ratios, and stand in order."),
     Edit('{"E": floors[best].item()', '{"E": low.item()', mistake="The floor is the one that the line was fitted above, and lies below the smallest loss."),
+]
+
+EQUIVALENT = [
+    Same("line 6: `dtype` dropped", _DIGITS),
+    Same("line 6: `dtype` dropped (2)", _DIGITS),
+    Same("line 7: `+` for `-`", _GRID),
+    Same("line 7: `loss.min()` dropped", _GRID),
+    Same("line 8: 3 for 4", _GRID),
+    Same("line 8: 3.0 for 1.5", _GRID),
+    Same("line 8: 5 for 4", _GRID),
+    Same("line 8: 5999 for 6000", _GRID),
+    Same("line 8: 6001 for 6000", _GRID),
+    Same("line 8: `dtype` dropped", _DIGITS),
+    Same("line 8: factor `spread` dropped", "losses in nats are a few units apart at most: the same grid"),
+    Same("line 9: 0 for 1", "the grid has floors next to 0"),
+    Same("line 9: 2 for 1", "the same floor twice"),
+    Same("line 9: `<=` for `<`", "a floor of 0 is there already"),
+    Same("line 9: `dtype` dropped", "0 is 0 in every dtype"),
+    Same("line 13: `mean` for `sum`", "of as many squares the smallest sum is the smallest mean"),
 ]
 
 

@@ -1,4 +1,4 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _QKV = "h * (wide + 2 * model[\"g\"] * model[\"d\"])"
 _MLP = "3 * h * model[\"f\"]"
@@ -21,6 +21,11 @@ WRONG = [
     Edit(_AGAIN, "again = flops / 3", mistake="The output layer is not computed a second time."),
     Edit(_AGAIN, "again = 2 * model[\"layers\"] * layer", mistake="The forward pass of a layer has scores and values, too."),
     Edit("(flops + again) * rate", "flops * rate", mistake="The hardware's share counts the second forward pass of the layers."),
+]
+
+EQUIVALENT = [
+    Same("line 8: `//` for `/`", "both terms are multiples of 3: of 6, and of 6 again"),
+    Same("line 9: `//` for `/`", "half a FLOP/s of 10¹² and more is lost"),
 ]
 
 

@@ -20,9 +20,8 @@ WRONG = [
 ]
 
 EQUIVALENT = [
-    Same("if n <= warmup:", "at the end of the warm-up both lines give the peak"),
-    Same("if n < begin:", "where the fall begins nothing has fallen yet"),
-    Same("if n > end:", "at the end all of it has fallen"),
+    Same("if (n < begin):", "where the fall begins nothing has fallen yet"),
+    Same("if (n > end):", "at the end all of it has fallen"),
 ]
 
 

@@ -1,6 +1,8 @@
-from labkit.answers import Edit
+from labkit.answers import Edit, Same
 
 _MESSAGES = 'run["m"] * (2 + run["layers"] * (4 + again))'
+
+_EVEN = "every matrix is cut into equal parts"
 
 WRONG = [
     Edit("(4 + again)", "(4 + 2 * again)", mistake="Recompute does not need the result of a layer's last sum: nobody reads it a second time."),
@@ -21,6 +23,11 @@ WRONG = [
     Edit("messages * tokens * run[\"h\"] * 4", "messages * tokens * run[\"h\"] * 4 / run[\"tp\"]", mistake="Every rank of tp sums the whole tensor."),
     Edit("messages * tokens * run[\"h\"] * 4", "messages * tokens * run[\"h\"] * 8 * (run[\"tp\"] - 1) / run[\"tp\"]", mistake="tp_bytes are the sizes of the tensors that are summed, and not what a ring sends of them."),
     Edit("messages * tokens * run[\"h\"] * 4", "messages * tokens * run[\"h\"] * 2", mistake="A number in fp32 has 4 bytes."),
+]
+
+EQUIVALENT = [
+    Same("line 7: `//` for `/`", _EVEN),
+    Same("line 10: `//` for `/`", _EVEN),
 ]
 
 

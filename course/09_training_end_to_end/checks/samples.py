@@ -43,7 +43,8 @@ EPOCHS = Exercise(
             {"tokens": 49, "s": 4, "samples": 21}, {"tokens": 49, "s": 4, "samples": 20},
             {"tokens": 49, "s": 4, "samples": 22}, {"tokens": 7, "s": 5, "samples": 9},
             {"tokens": 5, "s": 5, "samples": 1}, {"tokens": 30, "s": 1, "samples": 29},
-            {"tokens": 30, "s": 1, "samples": 52}, {"tokens": 50, "s": 7, "samples": 1}]),
+            {"tokens": 30, "s": 1, "samples": 52}, {"tokens": 50, "s": 7, "samples": 1},
+            {"tokens": 27, "s": 4, "samples": 10}]),  # 80 % of 6, and not of 6.5
     ],
     idea="A sample needs s labels, and the first input before them. What do two neighbours of the stream share?",
     hint="epochs = ceil((samples * s + 1) / tokens). e epochs hold (e * tokens - 1) // s samples. needed = samples - "

@@ -29,7 +29,7 @@ from labkit.acceptance import Criteria, Missed, once, require
 from minimegatron.config import TransformerConfig
 
 from . import oracle
-from .training import END_SECONDS, Plan, Run, attempt, check_log, completed, different, named_in, read_log
+from .training import END_SECONDS, Plan, Run, attempt, completed, different, named_in
 
 SHORTEST, BEYOND = 40, 5  # steps of a run; of `elsewhere`
 LOST = 0.1  # of all steps, those between checkpoint and kill
@@ -120,6 +120,7 @@ class Session:
             if not training.until(step):
                 raise Missed(f"`train` ended before step {step}: {training.program.last_words()}")
             told: str = training.kill_a_rank(self.victim)
+            self.before_kill: Run = training.run()
         if (save := self.scratch / "broken" / "save").is_dir():
             shutil.copytree(save, self.scratch / "killed" / "save")
         return told
@@ -128,9 +129,7 @@ class Session:
     def broken(self) -> Run:
         """What it had logged before."""
         self.killed()
-        run = read_log(self.scratch / "broken" / "log.jsonl")[0]
-        check_log(run)
-        return run
+        return self.before_kill
 
     @once
     def resumed(self) -> Run:

@@ -225,11 +225,17 @@ class Attempt:
         program: its processes.
         log: what it writes.
         before: attempts that the log had already.
+        file: its inode then: a run that does not go on begins a log of its own, and renames the one that is there.
     """
 
     program: Program
     log: Path
     before: int
+    file: int = 0
+
+    def runs(self) -> list[Run]:
+        """The attempts that this one has logged: one, or none yet."""
+        return read_log(self.log)[self.before if _inode(self.log) == self.file else 0 :]
 
     def run(self) -> Run:
         """What it has logged.
@@ -237,7 +243,7 @@ class Attempt:
         Raises:
             Missed: nothing, or something else than a log.
         """
-        runs = read_log(self.log)[self.before :]
+        runs = self.runs()
         if not runs or not runs[-1].steps:
             raise Missed(f"it has logged no step: {self.program.last_words()}")
         check_log(runs[-1])
@@ -257,7 +263,7 @@ class Attempt:
         while self.program.alive:
             if (now := last_step(self.log)) != last:
                 last, since = now, time.monotonic()
-            if last >= step and len(read_log(self.log)) > self.before:  # an earlier attempt may have been there before
+            if last >= step and self.runs():  # an earlier attempt may have been there before
                 return True
             require(time.monotonic() - since < seconds, f"no step for {seconds:.0f} s after step {last}")
             time.sleep(LOG_SECONDS)
@@ -282,14 +288,18 @@ class Attempt:
         return f"1 of {len(ranks)} ranks was killed; the command ended with {self.program.status} after {took:.1f} s"
 
 
+def _inode(path: Path) -> int:
+    return path.stat().st_ino if path.is_file() else 0
+
+
 @contextlib.contextmanager
 def attempt(command: str, folder: Path, words: Mapping[str, object], output: Path) -> Iterator[Attempt]:
     """A training that ends with the block."""
     log = Path(str(words["log"]))
-    before = len(read_log(log))
+    before, file = len(read_log(log)), _inode(log)
     program = Program(command, folder, words, output)
     try:
-        yield Attempt(program, log, before)
+        yield Attempt(program, log, before, file)
     finally:
         program.end()
 

@@ -15,16 +15,13 @@ The judge imports nothing of a hand-in: ranks do, in jobs that forget it, and re
 from __future__ import annotations
 
 import argparse
-import atexit
-import functools
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from random import Random
 
 from labkit.acceptance import Capstone, Missed, Tell
-from labkit.ranks.fork_server import SHARED, share
+from labkit.ranks.fork_server import share_once
 
 from . import trials
 from .criteria import CRITERIA, Session, drawn_flags
@@ -35,15 +32,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The command line has no more."""
 
 
-@functools.cache
-def _share_trunk() -> None:
-    """Tests of a hand-in start ranks, too: they are forked from what this process has imported."""
-    if not os.environ.get(SHARED):
-        folder = tempfile.mkdtemp(prefix="mm-")
-        share(folder)
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-
-
 def run(folder: Path, options: argparse.Namespace, random: Random, tell: Tell) -> None:
     """Grade one architecture.
 
@@ -51,7 +39,7 @@ def run(folder: Path, options: argparse.Namespace, random: Random, tell: Tell) -
         Missed: there is no model, or none with a module of the hand-in's own.
     """
     with tempfile.TemporaryDirectory(prefix="minimegatron-capstone-") as scratch:
-        _share_trunk()
+        share_once()  # tests of a hand-in start ranks, too
         copy = Path(scratch, "handed_in")
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         rest = Path(scratch, "scratch")

@@ -375,11 +375,21 @@ def tested(rank: int, world: int, folder: Path) -> tuple[int, str]:
 
     dist.destroy_process_group()  # as if pytest had been started in a shell
     os.chdir(folder)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "-c", os.devnull, "--rootdir", str(folder)]
+            options = [
+                "-x",
+                "-q",
+                "--disable-plugin-autoload",
+                "-p",
+                "no:cacheprovider",
+                "--tb=line",
+                "-c",
+                os.devnull,
+                "--rootdir",
+                str(folder),
+            ]
             status = pytest.main([*options, str(folder)])
     finally:
         this_process().close()  # the ranks that the tests have started

@@ -191,12 +191,23 @@ class Session:
 
     @once
     def ladder(self) -> Ladder:
-        """All rungs in paired rounds, until it is decided whether the whole is faster, and each step."""
+        """All rungs in paired rounds, until both quartiles of each gain lead to one verdict."""
         ladder = self.first_round()
-        last = ladder.rungs - 1
-        steps = [(number, number + 1, 1.0) for number in range(last)]
-        ladder.climb([(0, last, 1 - LEAST_GAIN / 100), *steps], self.rounds, self.most)
+
+        def undecided() -> bool:
+            ends = ladder.quartiles(0, ladder.rungs - 1)
+            verdicts = [[gain >= LEAST_GAIN for gain in ends]]
+            verdicts += [[near(said, gain) for gain in ladder.quartiles(a, b)] for _, said, a, b in self.claims()]
+            return any(low != high for low, high in verdicts)
+
+        ladder.climb(undecided, self.rounds, self.most)
         return ladder
+
+    def claims(self) -> list[tuple[str, float, int, int]]:
+        """(Name, gain that was measured by the learner, the two rungs) of each step and of the whole."""
+        steps = self.plan.steps
+        claims = [(step.name, step.measured, number, number + 1) for number, step in enumerate(steps)]
+        return [*claims, ("[whole]", self.plan.measured, 0, len(steps))]
 
 
 Try = Callable[[Session], str]
@@ -277,13 +288,11 @@ def near(said: float, seen: float) -> bool:
 def gains(session: Session) -> str:
     """Each rung beside the one before."""
     ladder, wrong = session.ladder(), []
-    said = [(step.name, step.measured, number, number + 1) for number, step in enumerate(session.plan.steps)]
-    said.append(("[whole]", session.plan.measured, 0, ladder.rungs - 1))
-    for name, measured, a, b in said:
+    for name, measured, a, b in session.claims():
         if not near(measured, ladder.gain(a, b)):
             wrong.append(f"{name}: {measured:g} % by you, and here {ladder.told(a, b)}")
     require(not wrong, "; ".join(wrong))
-    return "; ".join(f"{name} {measured:g} : {ladder.gain(a, b):.0f} %" for name, measured, a, b in said)
+    return "; ".join(f"{name} {measured:g} : {ladder.gain(a, b):.0f} %" for name, measured, a, b in session.claims())
 
 
 @criterion(

@@ -3,14 +3,14 @@
     0 1 2 3   3 2 1 0   0 1 2 3 ...      a round has each rung once, and every second round goes down
 
 A slow drift of the machine hits all rungs alike; two rungs of a round are a pair of `labkit/paired`. What is said of a
-pair is the median over the rounds, with the quartiles. While quartiles lie on both sides of a limit that decides, there
-are more rounds, up to a number of them.
+pair is the median over the rounds, with the quartiles. While a verdict is one at the lower
+quartile and another at the upper one, there are more rounds, up to a number of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from labkit.paired import Ratio, ratio_of
 
@@ -47,33 +47,25 @@ class Ladder:
             costs[rung] = seen.seconds
         self.rounds.append(costs)
 
-    def climb(self, limits: Sequence[tuple[int, int, float]], rounds: int = ROUNDS, most: int = MOST) -> None:
-        """Rounds until all is decided.
-
-        Args:
-            limits: (rung, rung, cost of the second over that of the first that decides).
-            rounds, most: at least, and at most.
-        """
-        while len(self.rounds) < rounds or (
-            len(self.rounds) < most and any(self.straddles(a, b, limit) for a, b, limit in limits)
-        ):
+    def climb(self, undecided: Callable[[], bool], rounds: int = ROUNDS, most: int = MOST) -> None:
+        """Rounds until all is decided: at least `rounds`, and at most `most`."""
+        while len(self.rounds) < rounds or (len(self.rounds) < most and undecided()):
             self.round()
 
     def ratio(self, a: int, b: int) -> Ratio:
         """The cost of rung b over that of rung a."""
         return ratio_of([(costs[a], costs[b]) for costs in self.rounds])
 
-    def straddles(self, a: int, b: int, limit: float) -> bool:
-        """Whether the quartiles lie on both sides."""
-        ratio = self.ratio(a, b)
-        return ratio.low < limit < ratio.high
-
     def gain(self, a: int, b: int) -> float:
         """Percent fewer CPU-seconds a step."""
         return 100 * (1 - self.ratio(a, b).median)
 
+    def quartiles(self, a: int, b: int) -> tuple[float, float]:
+        """Those of the gain."""
+        ratio = self.ratio(a, b)
+        return 100 * (1 - ratio.high), 100 * (1 - ratio.low)
+
     def told(self, a: int, b: int) -> str:
         """The gain with its quartiles."""
-        ratio = self.ratio(a, b)
-        low, high = 100 * (1 - ratio.high), 100 * (1 - ratio.low)
+        low, high = self.quartiles(a, b)
         return f"{self.gain(a, b):.0f} % ({low:.0f} to {high:.0f}, {len(self.rounds)} pairs)"

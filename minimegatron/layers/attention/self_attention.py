@@ -84,7 +84,10 @@ class AttentionContext:
 
 
 class SelfAttention(nn.Module):
-    """QKV projection, (norm of q and k), RoPE, core attention, output projection.
+    """QKV projection, (norm of q and k), RoPE, core attention, (output gate), output projection.
+
+    With `attention_output_gate` each query head has a gate of its width: `o * sigmoid(gate)` is projected. In the rows
+    of a group its gates follow its queries, [q ... q, gate ... gate, k, v], as in Megatron-LM.
 
     Args:
         config: the model.
@@ -116,7 +119,8 @@ class SelfAttention(nn.Module):
         self.window = config.window_of(layer_number)
         self.d, self.per_group = config.kv_channels, config.queries_per_group
         self.split_group = config.num_query_groups < mesh.tp.size
-        rows = config.num_query_groups * (self.per_group + 2) * self.d
+        self.of_group = [self.per_group] * (1 + config.attention_output_gate) + [1, 1]  # heads: q, (gate), k, v
+        rows = config.packed_heads * self.d
         init = Init(std=config.init_method_std)
         self.linear_qkv = column(
             config.hidden_size,
@@ -130,7 +134,7 @@ class SelfAttention(nn.Module):
             dtype=config.dtype,
         )
         qkv = self.linear_qkv.weight
-        qkv.param_layout = dataclasses.replace(layout_of(qkv), fused=(self.per_group * self.d, self.d, self.d))
+        qkv.param_layout = dataclasses.replace(layout_of(qkv), fused=tuple(n * self.d for n in self.of_group))
         self.q_layernorm: Norm | HeadsNorm | None = None
         self.k_layernorm: Norm | HeadsNorm | None = None
         if config.qk_layernorm_over_heads:
@@ -165,38 +169,41 @@ class SelfAttention(nn.Module):
     def turns_and_keeps(self) -> bool:
         """Whether in generation nothing lies between the product, RoPE and the core's pages (`ops.turn_and_keep`)."""
         own = getattr(type(self.core_attention), "generate", None) is CoreAttention.generate
-        return own and self.q_layernorm is None and not self.split_group
+        return own and self.plain
+
+    @property
+    def plain(self) -> bool:
+        """Whether RoPE is all that lies between the product and the core."""
+        return self.q_layernorm is None and not self.split_group and len(self.of_group) == 3
 
     def packed(self, x: torch.Tensor) -> torch.Tensor:
-        """x [s, b, h] -> queries, key and value of each group, [s, b, groups, a/g + 2, d]."""
+        """x [s, b, h] -> queries, (gates,) key and value of each group, [s, b, groups, a/g + 2, d]."""
         y: torch.Tensor = self.linear_qkv(x)
-        return y.view(*y.shape[:-1], -1, self.per_group + 2, self.d)
+        return y.view(*y.shape[:-1], -1, sum(self.of_group), self.d)
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [s, b, h] -> q [s, b, a/t, d], k and v [s, b, max(1, g/t), d]."""
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """x [s, b, h] -> q (and its gates) [s, b, a/t, d], k and v [s, b, max(1, g/t), d]."""
         packed = self.packed(x)
         if self.split_group:
             ranks_per_group = self.tp.size // packed.shape[2]
             packed = packed[:, :, self.tp.rank // ranks_per_group].unsqueeze(2)
-        q, k, v = packed.split([self.per_group, 1, 1], 3)
+        *queries, k, v = packed.split(self.of_group, 3)
         if self.split_group:
             heads = self.per_group // ranks_per_group
-            q = q.narrow(3, self.tp.rank % ranks_per_group * heads, heads)
-        return q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
+            queries = [of.narrow(3, self.tp.rank % ranks_per_group * heads, heads) for of in queries]
+        return *(of.flatten(2, 3) for of in queries), k.squeeze(3), v.squeeze(3)
 
-    def heads(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def heads(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
         """`project`, then the norms of queries and keys, and RoPE."""
         interleaved, kernels = self.config.rotary_interleaved, self.config.kernels
-        if rotary is not None and self.q_layernorm is None and not self.split_group:
+        if rotary is not None and self.plain:
             return ops.heads(self.packed(x), *rotary, interleaved, kernels=kernels)
-        q, k, v = self.project(x)
+        q, *gate, k, v = self.project(x)
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q, k = self.q_layernorm(q), self.k_layernorm(k)
         if rotary is not None:
             q, k = (ops.rope(t, *rotary, interleaved, kernels=kernels) for t in (q, k))
-        return q, k, v
+        return q, *gate, k, v
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
@@ -213,9 +220,11 @@ class SelfAttention(nn.Module):
                 kernels=self.config.kernels,
             )
             return self.linear_proj(self.core_attention.attend_pages(q, mask, state))  # type: ignore[no-any-return]
-        q, k, v = self.heads(x, turns)
+        q, *gates, k, v = self.heads(x, turns)
         if state is None:
             out = self.core_attention(q, k, v, mask)
         else:
             out = self.core_attention.generate(q, k, v, mask, state)
+        for gate in gates:
+            out = out * gate.sigmoid().view_as(out)
         return self.linear_proj(out)  # type: ignore[no-any-return]

@@ -31,7 +31,6 @@ Dao and Gu 2024 (arXiv 2405.21060). Megatron-LM: `megatron/core/ssm/mamba_mixer.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +42,7 @@ from minimegatron.layers.inference_context import LayerState, StateSpec
 from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.recompute import recompute_module
+from minimegatron.layers.ssm.convolution import CausalConv1d, segments_of, uniform
 from minimegatron.layers.ssm.pieces import Pieces
 from minimegatron.layers.ssm.scan import Scan, step
 
@@ -56,11 +56,6 @@ if TYPE_CHECKING:
 A_RANGE, DT_RANGE, DT_LEAST = (1.0, 16.0), (1e-3, 1e-1), 1e-4  # of initial values, as in Megatron-LM
 
 
-def uniform(z: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Normal numbers -> uniform ones between two numbers."""
-    return low + (high - low) * torch.special.ndtr(z)
-
-
 def initial_A_log(z: torch.Tensor) -> torch.Tensor:
     """Of normal numbers; A is uniform in `A_RANGE`."""
     return uniform(z, *A_RANGE).log()
@@ -70,44 +65,6 @@ def initial_dt_bias(z: torch.Tensor) -> torch.Tensor:
     """Of normal numbers; softplus makes of them numbers whose logarithms are uniform in `DT_RANGE`."""
     dt = uniform(z, *map(math.log, DT_RANGE)).exp().clamp(min=DT_LEAST)
     return dt + (-torch.expm1(-dt)).log()
-
-
-class CausalConv1d(nn.Module):
-    """A convolution of each channel with its own past, and SiLU.
-
-    Args:
-        blocks: channels of x, of B and of C, each of which is cut over tp.
-        kernel: k taps.
-        tp: the axis that shares the channels.
-        dtype: of the taps.
-    """
-
-    def __init__(self, blocks: tuple[int, ...], kernel: int, tp: Axis, dtype: torch.dtype) -> None:
-        super().__init__()
-        channels, self.kernel = sum(blocks), kernel
-        parts = cut_evenly(channels, tp, f"CausalConv1d({channels})", blocks)
-        start = Init(std=1.0, of=partial(uniform, low=-(kernel**-0.5), high=kernel**-0.5))
-        self.weight = new_parameter(ParamLayout((channels, 1, kernel), 0, parts, tp.rank, start), dtype)
-        self.bias = new_parameter(ParamLayout((channels,), 0, parts, tp.rank, start), dtype)
-
-    def forward(
-        self, x: torch.Tensor, tail: torch.Tensor, segments: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [s, b, channels] -> the same shape; and its input with the tail, [k - 1 + s, b, channels].
-
-        Args:
-            tail: [k - 1, b, channels], the tokens before; zeros where there are none.
-            segments: [b, k - 1 + s], numbers of the documents of all of these; None for one document.
-        """
-        rows, n = torch.cat([tail, x]), len(x)
-        if segments is None:
-            y = F.conv1d(rows.permute(1, 2, 0), self.weight, self.bias, groups=len(self.weight))
-            return F.silu(y.permute(2, 0, 1).contiguous()), rows
-        y = self.bias.to(torch.promote_types(x.dtype, torch.float32))
-        for i in range(self.kernel):  # a tap in another document is left out
-            same = segments[:, i : i + n] == segments[:, self.kernel - 1 :]
-            y = torch.addcmul(y, rows[i : i + n] * same.t()[..., None], self.weight[:, 0, i])
-        return F.silu(y).to(x.dtype), rows
 
 
 class GatedNormFunction(torch.autograd.Function):
@@ -130,14 +87,13 @@ class GatedNormFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (y, z, weight, inverse), dout = ctx.saved_tensors, grads[0]
         wide = z.to(y.dtype)
-        sigmoid = torch.sigmoid(wide)
-        gate = wide * sigmoid
-        n = (y * gate).unflatten(-1, (ctx.groups, -1)) * inverse
+        gate = F.silu(wide)
+        n = (y * gate).unflatten(-1, (ctx.groups, -1)).mul_(inverse)
         dweight = (dout * n.flatten(-2)).flatten(0, -2).sum(0).to(weight.dtype)
         g = (dout * weight).to(y.dtype).unflatten(-1, (ctx.groups, -1))
-        du = ((g - n * (g * n).mean(-1, keepdim=True)) * inverse).flatten(-2)
-        dz = du * y * sigmoid * (1 + wide - gate)
-        return du * gate, dz.to(z.dtype), dweight, None, None
+        du = (g - n * (g * n).mean(-1, keepdim=True)).mul_(inverse).flatten(-2)
+        dz = torch.ops.aten.silu_backward(du * y, wide)
+        return du.mul_(gate), dz.to(z.dtype), dweight, None, None
 
 
 class GatedNorm(nn.Module):
@@ -256,13 +212,9 @@ class MambaMixer(nn.Module):
 
     def _trained(self, xbc: torch.Tensor, dt: torch.Tensor, document_ids: torch.Tensor | None) -> torch.Tensor:
         """Inputs of the convolution [s, b, channels], dt [s, b, heads] -> y [s, b, heads p], of this rank's tokens."""
-        pieces, reach = Pieces(len(xbc), self.mesh), self.conv1d.kernel - 1
-        segments = None if document_ids is None else _segments(document_ids, reach)
-        parts = pieces.cut(xbc)
-        seen = [None if segments is None else segments[:, start : stop + reach] for start, stop in pieces.spans]
-        tails = pieces.tails(parts, reach)
-        convolved = [self.conv1d(*of)[0] for of in zip(parts, tails, seen, strict=True)]
-        x, B, C = self._heads(pieces.join(convolved))
+        reach = self.conv1d.kernel - 1
+        segments = None if document_ids is None else segments_of(document_ids, reach)
+        x, B, C = self._heads(self.conv1d.over(Pieces(len(xbc), self.mesh), xbc, segments))
         before = None if segments is None else segments[:, reach - 1 :]
         y = self.ssd(x, self._dt(dt), self._A(), B, C, before)
         return self._skip(y, x)
@@ -271,9 +223,7 @@ class MambaMixer(nn.Module):
         """The same for the new tokens of a step, [n, 1, ...] -> [n, 1, heads p]; the state becomes that after them."""
         xbc, dt, new = state.padded(xbc), state.padded(dt), state.context.starts.diff()
         tail, h = state.read_sequences("conv", "ssm")
-        convolved, rows = self.conv1d(xbc, tail.transpose(0, 1))
-        last = torch.arange(tail.shape[1], device=new.device)[:, None] + new  # [k - 1, r]: each sequence's own
-        tail = rows.gather(0, last[..., None].expand(-1, -1, rows.shape[2])).transpose(0, 1)
+        convolved, tail = self.conv1d.generated(xbc, tail, new)
         x, B, C = self._heads(convolved)
         padding = torch.arange(len(dt), device=new.device)[:, None] >= new
         dt = self._dt(dt).masked_fill(padding[..., None], 0.0)  # it changes no state
@@ -301,9 +251,3 @@ class MambaMixer(nn.Module):
     def _skip(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """y + D x, [s, b, heads p]."""
         return torch.addcmul(y, x.to(y.dtype), self.D.to(y.dtype)[:, None]).flatten(2)
-
-
-def _segments(document_ids: torch.Tensor, before: int) -> torch.Tensor:
-    """Numbers of the documents [b, before + s], those of a sequence in ascending order, and -1 before it."""
-    changes = F.pad((document_ids.diff(dim=1) != 0).cumsum(1), (1, 0))
-    return F.pad(changes, (before, 0), value=-1)

@@ -3,7 +3,8 @@
 The problem in a sentence: token 1000 depends on token 1 through a state, and they are on different ranks.
 
 A rank has one or two pieces of the sequence (`comm/sequence`). A piece needs little of all that is before it: the last
-tokens, for the convolution, and one state. A piece makes decay * h + own of the state h before it (`Scan.summary`). So
+tokens, for the convolution, and one state. A piece makes `transition h + own` of the state h before it, where the
+transition is a decay (`Scan.summary`) or a matrix (`DeltaRule.summary`). So
 ranks need not wait for each other in turn: each runs its pieces as if the state before them were 0, all ranks gather
 what the pieces make of a state, and each carries a state of zeros through all pieces before its own.
 
@@ -11,6 +12,7 @@ what the pieces make of a state, and each carries a state of zeros through all p
 |----------------------------------------|-------------------------------------------|
 | last tokens, all-gather over cp        | 2 (k - 1) b (channels / t)                |
 | states and decays, all-gather over cp  | 2 b (heads / t) (p n + 1), in fp32        |
+| the same, with matrices                | 2 b (heads / t) (p n + p p), in fp32      |
 
 The backward pass has a reduce-scatter of each, because ranks use what they gathered for different tokens. No message
 grows with the sequence. Megatron-LM exchanges heads instead: `megatron/core/ssm/mamba_context_parallel.py`.
@@ -19,17 +21,27 @@ grows with the sequence. Megatron-LM exchanges heads instead: `megatron/core/ssm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from minimegatron.comm.collectives import gather_from_region
 from minimegatron.comm.sequence import rank_spans
 from minimegatron.errors import DataError
-from minimegatron.layers.ssm.scan import Scan, carry
+from minimegatron.layers.ssm.scan import carry
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
+
+
+class Recurrence(Protocol):
+    """A piece of a sequence under a recurrence whose state is a matrix."""
+
+    def outputs(self, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the tokens read, and the state after the piece, given that before it; None for zeros."""
+
+    def summary(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the piece adds to a state, and its transition; see `scan.carry`."""
 
 
 class Pieces:
@@ -74,15 +86,16 @@ class Pieces:
             return [parts[0].new_zeros(count, *parts[0].shape[1:])]
         return [of[-1] for of in self._before([part[-count:] for part in parts])]
 
-    def states(self, scans: Sequence[Scan]) -> list[torch.Tensor | None]:
+    def states(self, scans: Sequence[Recurrence]) -> list[torch.Tensor | None]:
         """The state before each piece, [b, heads, p, n]; None for zeros."""
         if self.cp.size == 1:
             return [None]
         summaries = [scan.summary() for scan in scans]
-        own = [torch.cat([state.flatten(2), decay[..., None]], 2) for state, decay in summaries]
-        nothing = torch.zeros_like(summaries[0][0])
+        nothing, like = torch.zeros_like(summaries[0][0]), summaries[0][1]
+        own = [torch.cat([of.reshape(*nothing.shape[:2], -1) for of in summary], 2) for summary in summaries]
+        n = nothing.shape[2:].numel()
         return [
-            carry(nothing, (x[..., :-1].view_as(nothing) for x in of), (x[..., -1] for x in of))[1]
+            carry(nothing, (x[..., :n].view_as(nothing) for x in of), (x[..., n:].view_as(like) for x in of))[1]
             for of in self._before(own)
         ]
 

@@ -90,13 +90,13 @@ class Scan:
             pairs = pairs & (of[..., None] == of[:, :, None])[:, :, None, None]
             to_end, from_start = ((of == end[..., None])[:, :, None, None] for end in (last, before))
             self._documents = torch.cat([before[:1], last])  # of the token before the piece, and of each chunk's last
-        decays = _exp(a[..., None] - a[..., None, :], pairs)
+        decays = masked_exp(a[..., None] - a[..., None, :], pairs)
         within = torch.einsum("cblgn,cbmgn->cbglm", self._C, B)[:, :, :, None] * decays
         self._within = torch.einsum("cbgrlm,cbmgrp->cblgrp", within, x)
-        kept = _exp(a[..., -1:] - a, to_end).permute(0, 1, 4, 2, 3)[..., None] * x
+        kept = masked_exp(a[..., -1:] - a, to_end).permute(0, 1, 4, 2, 3)[..., None] * x
         self._states = torch.einsum("cblgrp,cblgn->cbgrpn", kept, B).flatten(2, 3)
         self._logs = a[..., -1].flatten(2, 3)
-        self._reads = _exp(a, from_start).permute(0, 1, 4, 2, 3)[..., None]
+        self._reads = masked_exp(a, from_start).permute(0, 1, 4, 2, 3)[..., None]
 
     def outputs(self, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """y [s, b, heads, p] and the state after the piece, given that before it; both [b, heads, p, n].
@@ -112,7 +112,7 @@ class Scan:
     def summary(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the piece makes of a state: adds [b, heads, p, n], after a decay [b, heads] of it."""
         whole = None if self._documents is None else (self._documents[0] == self._documents[-1])[:, None]
-        return self._carry(None)[1], _exp(self._logs.sum(0), whole)
+        return self._carry(None)[1], masked_exp(self._logs.sum(0), whole)
 
     def _carry(self, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The states before the chunks [chunks, b, heads, p, n], and that after them, `BLOCK` chunks at once."""
@@ -134,7 +134,7 @@ class Scan:
         if self._documents is not None:
             of = self._documents[first : stop + 1]
             keep = keep & (of[:, None] == of)[..., None]
-        return _exp(logs[:, None].masked_fill(~later, 0.0).cumsum(0), keep)
+        return masked_exp(logs[:, None].masked_fill(~later, 0.0).cumsum(0), keep)
 
 
 def step(
@@ -148,21 +148,22 @@ def step(
 
 
 def carry(
-    state: torch.Tensor, states: Iterable[torch.Tensor], decays: Iterable[torch.Tensor]
+    state: torch.Tensor, states: Iterable[torch.Tensor], transitions: Iterable[torch.Tensor]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The states before each of several parts of a sequence, and the state after them.
 
     Args:
         state: [b, heads, p, n], before the first part.
-        states, decays: of each part, see `Scan.summary`.
+        states: what each part adds, see `Scan.summary`.
+        transitions: what each part makes of a state before: times a number [b, heads], or a matrix [b, heads, p, p].
     """
     before = []
-    for own, decay in zip(states, decays, strict=True):
+    for own, of in zip(states, transitions, strict=True):
         before.append(state)
-        state = decay[..., None, None] * state + own
+        state = (of @ state if of.dim() == state.dim() else of[..., None, None] * state) + own
     return before, state
 
 
-def _exp(log: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
+def masked_exp(log: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
     """exp(log), and 0 where `keep` is False; there log may be large."""
     return (log if keep is None else log.masked_fill(~keep, -torch.inf)).exp()

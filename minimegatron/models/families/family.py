@@ -89,6 +89,7 @@ class Family:
         tensors: rows, the embedding first.
         aliases: other names of a key, which transformers accepts.
         prefix: prefix of their names, which files may leave out.
+        left_out: what the names of tensors begin with that the family's class does not read either.
         renamed: part of a name in their model in memory -> as published.
         stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
             names end (`checkpoint/stacks`); {} where files have a tensor for each expert.
@@ -106,6 +107,7 @@ class Family:
     tensors: tuple[Row, ...]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
+    left_out: tuple[str, ...] = ()
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
@@ -116,9 +118,13 @@ class Family:
         return any(row.on == part for row in self.tensors)
 
     def is_like(self, config: TransformerConfig) -> bool:
-        """Whether both the model and the family are hybrids, or neither, and then mixtures of experts, or neither."""
+        """Whether both the model and the family are hybrids of one kind, or neither, and then mixtures of experts, or
+        neither.
+        """
         hybrid = config.hybrid_override_pattern is not None
-        return self.has("mamba") == hybrid and (hybrid or self.has("moe") == any(config.expert_layers))
+        if self.has("mamba") != hybrid or self.has("gated_delta_net") != config.has("gated_delta_net"):
+            return False
+        return hybrid or self.has("moe") == any(config.expert_layers)
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> TransformerConfig:
         """The model that a `config.json` describes.
@@ -143,8 +149,8 @@ class Family:
                 other way round.
         """
         if not self.is_like(config):
-            pattern = config.hybrid_override_pattern
-            raise ConfigError(f"num_experts: {config.num_experts} here, hybrid_override_pattern: {pattern!r} here")
+            names = ("num_experts", "hybrid_override_pattern", "linear_attention_freq")
+            raise ConfigError(", ".join(f"{name}: {getattr(config, name)!r} here" for name in names))
         keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
         for part in (*self.parts, _TIED):
             keys |= part.write(config)

@@ -120,8 +120,9 @@ def biases(*names: str) -> Part:
     return Part(read, lambda config: dict.fromkeys(names, config.add_bias_linear))
 
 
-def rope(*kinds: str) -> Part:
-    """The part for RoPE; `kinds` are the scalings that the family's class supports.
+def rope(*kinds: str, partial: bool = False) -> Part:
+    """The part for RoPE; `kinds` are the scalings that the family's class supports, `partial` says whether it turns a
+    part of a head.
 
     Lengths that a file leaves out are `max_position_embeddings`, as in transformers.
     """
@@ -135,7 +136,9 @@ def rope(*kinds: str) -> Part:
             "rotary_base": float(scaling.get("rope_theta", keys["rope_theta"])),
             "rope_scaling_type": "none",  # also of a family whose members scale
         }
-        for table in (scaling, keys):
+        if partial:
+            fields["rotary_percent"] = float(scaling.get("partial_rotary_factor", keys["partial_rotary_factor"]))
+        for table in () if partial else (scaling, keys):
             table.only(
                 "partial_rotary_factor", 1.0, f"is not {keys.family}'s: transformers turns its heads whole or fails"
             )
@@ -159,7 +162,10 @@ def rope(*kinds: str) -> Part:
         scaling.finish()
         return fields
 
-    return Part(read, _write_rope)
+    def write(config: TransformerConfig) -> Fields:
+        return _write_rope(config) | ({"partial_rotary_factor": config.rotary_percent} if partial else {})
+
+    return Part(read, write)
 
 
 def _read_yarn(scaling: Keys) -> Fields:
@@ -253,6 +259,11 @@ MLP = (
     Row(L + "mlp.linear_fc2.bias", (T + "mlp.down_proj.bias",), when=has_bias, on="mlp"),
 )
 DENSE = (*ENDS, *ATTENTION, *MLP)
+
+
+def on(part: str, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows, of layers with this part alone."""
+    return tuple(row._replace(on=part) for row in rows)
 
 
 def experts(their_layer: str, gate: str, up: str, down: str) -> tuple[Row, ...]:

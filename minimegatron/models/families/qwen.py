@@ -104,8 +104,12 @@ _SHARED = Part(
 )
 _PARTS = (like.SIZES, like.GATE, like.DROPOUT, like.rope("linear", "llama3", "yarn"))
 _FROM_A_LAYER_ON = _windows(lambda i, first: i >= first)
-_EXPERTS = Part(_read_experts, _write_experts)
-_EXPERT_ROWS = like.experts(*like.GATED_MLP)
+EXPERTS = Part(_read_experts, _write_experts)
+EXPERT_ROWS = like.experts(*like.GATED_MLP)
+SHARED_ROWS = (
+    *like.shared_experts("shared_expert"),
+    Row(L + "mlp.shared_experts.gate_weight", (T + "mlp.shared_expert_gate.weight",), on="moe"),
+)
 
 _DEFAULTS = {
     **like.DEFAULTS,
@@ -115,7 +119,7 @@ _DEFAULTS = {
     "sliding_window": 4096,
 }
 _LAYERS = {"max_window_layers": 28, "layer_types": None}
-_EXPERT_DEFAULTS = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": False}
+EXPERT_DEFAULTS = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": False}
 
 register(
     Family(
@@ -185,7 +189,7 @@ register(
         defaults={
             **_DEFAULTS,
             **_LAYERS,
-            **_EXPERT_DEFAULTS,
+            **EXPERT_DEFAULTS,
             "hidden_size": 2048,
             "intermediate_size": 5632,
             "num_hidden_layers": 24,
@@ -197,12 +201,11 @@ register(
             "shared_expert_intermediate_size": 5632,
             "qkv_bias": True,
         },
-        parts=(*_PARTS, _windows(lambda i, first: i % 2 == 0 and i < first), _EXPERTS, _SHARED),
+        parts=(*_PARTS, _windows(lambda i, first: i % 2 == 0 and i < first), EXPERTS, _SHARED),
         tensors=(
             *like.DENSE,
-            *_EXPERT_ROWS,
-            *like.shared_experts("shared_expert"),
-            Row(L + "mlp.shared_experts.gate_weight", (T + "mlp.shared_expert_gate.weight",), on="moe"),
+            *EXPERT_ROWS,
+            *SHARED_ROWS,
         ),
     )
 )  # fmt: skip
@@ -224,7 +227,7 @@ register(
         },
         defaults={
             **_DEFAULTS,
-            **_EXPERT_DEFAULTS,
+            **EXPERT_DEFAULTS,
             "hidden_size": 2048,
             "intermediate_size": 6144,
             "num_hidden_layers": 24,
@@ -235,7 +238,7 @@ register(
             "attention_bias": False,
         },
         aliases={"num_local_experts": "num_experts"},
-        parts=(*_PARTS, like.biases("attention_bias"), Part(_read_window, _write_window), _EXPERTS),
-        tensors=(*like.DENSE, *_EXPERT_ROWS),
+        parts=(*_PARTS, like.biases("attention_bias"), Part(_read_window, _write_window), EXPERTS),
+        tensors=(*like.DENSE, *EXPERT_ROWS),
     )
 )  # fmt: skip

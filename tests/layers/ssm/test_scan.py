@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minimegatron.layers.ssm import scan
-from minimegatron.layers.ssm.mixer import _segments
+from minimegatron.layers.ssm.convolution import segments_of
 from minimegatron.layers.ssm.scan import Scan, carry, step
 
 S, GROUPS, HEADS, P, N = 13, 2, 6, 3, 5
@@ -58,7 +58,7 @@ def test_chunks_are_the_recurrence(chunk_size, documents, monkeypatch):
     ).requires_grad_()
     segments = None
     if documents is not None:  # the state belongs to the token before, which is of the first document
-        segments = _segments(documents, 1)
+        segments = segments_of(documents, 1)
         segments[:, 0] = segments[:, 1]
     y, after = Scan(*of.values(), chunk_size, segments).outputs(state)
     want, last = step_by_step(*of.values(), state, documents)
