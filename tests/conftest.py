@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # the controller of xdist, for which its workers wait
     import hypothesis
 
-    hypothesis.settings.register_profile("ordinary", deadline=None, max_examples=50)
+    hypothesis.settings.register_profile("ordinary", deadline=None, max_examples=25)
     hypothesis.settings.register_profile("thorough", deadline=None)
     hypothesis.settings.load_profile("thorough" if config.getoption("--thorough") else "ordinary")
 

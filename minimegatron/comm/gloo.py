@@ -18,7 +18,6 @@ than TCP. Everything else is left to gloo. `launch` uses this transport where th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -157,12 +156,14 @@ def _close(messages: Iterable[Message]) -> None:
 def _add_up(terms: Sequence[torch.Tensor], result: torch.Tensor, accumulate: bool = False) -> None:
     """Add the terms from left to right, and with `accumulate` their sum to `result`, else `result` is the sum.
 
-    `result` may be one of the first two terms. The sum that is added to something is made in pieces that stay in a
-    cache of the processor.
+    `result` may be one of the first two terms. The sum that is added to something is made in the memory of the first
+    term, in pieces that stay in a cache of the processor.
     """
     if accumulate:
-        for total, *parts in zip(*(x.view(-1).split(PIECE) for x in (result, *terms)), strict=True):
-            total += functools.reduce(torch.add, parts)
+        for total, first, *others in zip(*(x.view(-1).split(PIECE) for x in (result, *terms)), strict=True):
+            for other in others:
+                first += other
+            total += first
         return
     torch.add(terms[0], terms[1], out=result)
     for term in terms[2:]:

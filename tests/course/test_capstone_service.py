@@ -75,6 +75,7 @@ def graded(folder: Path, *only: str, seed: int = 0) -> dict[str, acceptance.Resu
 
 
 @SLOW
+@pytest.mark.thorough
 def test_a_right_deployment_gets_every_point(tmp_path):
     results = graded(plan(tmp_path))
     lost = {name: result.told for name, result in results.items() if not result.met}

@@ -70,7 +70,8 @@ def test_the_closed_form_of_mamba():
 
 
 def test_the_closed_form_of_the_delta_rule():
-    """Projections, and in each chunk of 64 tokens: K K^T, Q K^T, the system, W S, Q S, the weights by u, K^T u."""
+    """Projections, four taps a channel, and in each chunk of 64 tokens: K K^T, Q K^T, the system, W S, Q S, the weights
+    by u, K^T u."""
     config = family_config(
         "qwen3_next", num_layers=2, linear_attention_freq="[1,1]", hidden_size=64, num_attention_heads=4, num_experts=4,
         moe_router_topk=2, moe_shared_expert_intermediate_size=16, linear_num_key_heads=2, linear_num_value_heads=6,
@@ -78,8 +79,9 @@ def test_the_closed_form_of_the_delta_rule():
     )  # fmt: skip
     s, h, chunk, groups, heads, k, v = 256, 64, 64, 2, 6, 16, 24
     projections = 2 * h * (2 * groups * k + 2 * heads * v + 2 * heads) + 2 * heads * v * h
+    taps = 2 * 4 * (2 * groups * k + heads * v)
     rule = 4 * chunk * k * groups + heads * (chunk * (k + v) + 2 * chunk * v + 6 * k * v)
-    assert forward_flops(config, s)["attention"] == pytest.approx(2 * s * (projections + rule), rel=1e-12)
+    assert forward_flops(config, s)["attention"] == pytest.approx(2 * s * (projections + taps + rule), rel=1e-12)
 
 
 def test_causal_attention_counts_half_the_square_and_nothing_else():

@@ -185,7 +185,6 @@ ORDINARY = {
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
     "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
-    "gated delta, tp2 sp, bf16", "sinks and clamped experts, ep2",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 

@@ -18,6 +18,7 @@ OpenAI, arXiv:2508.10925.
 from __future__ import annotations
 
 from minimegatron.config import TransformerConfig
+from minimegatron.errors import ConfigError
 from minimegatron.models.families import llama_like as like
 from minimegatron.models.families.family import Family, Fields, Part, Row, only, register
 from minimegatron.models.families.keys import Keys
@@ -34,13 +35,15 @@ _YARN = {
 
 
 def _read_experts(keys: Keys) -> Fields:
-    k, limit = int(keys["num_experts_per_tok"]), float(keys["swiglu_limit"])
+    k, limit = int(keys["num_experts_per_tok"]), keys["swiglu_limit"]
+    if limit is None:
+        raise ConfigError("swiglu_limit=None is not supported", fix="a number: gpt-oss clamps what its gates multiply")
     keys.only("experts_per_token", k)  # another name of it, which transformers does not read
     return {
         "num_experts": int(keys["num_local_experts"]),
         "moe_router_topk": k,
         "moe_ffn_hidden_size": int(keys["intermediate_size"]),
-        "activation_func_clamp_value": limit,
+        "activation_func_clamp_value": float(limit),
     }
 
 

@@ -314,7 +314,6 @@ def test_a_bias_evens_out_a_skewed_stream():
         ({"moe_layer_freq": "([0]*3+[1]*58)"}, "says 61 layers"),
         ({"moe_layer_freq": "some"}, "neither a number nor a pattern"),
         ({"moe_shared_expert_overlap": True}, "without a shared expert"),
-        ({"add_bias_linear": True}, "have no biases"),
         ({"num_experts": None, "moe_z_loss_coeff": 0.1}, "without experts"),
         ({"moe_router_load_balancing_type": ("aux_loss", "seq_aux_loss")}, "one weight for each type"),
         ({"moe_aux_loss_coeff": (0.1, 0.2)}, "one weight for each type"),
