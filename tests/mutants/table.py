@@ -1133,8 +1133,8 @@ MUTANTS = (
     ),
     Mutant("keys are not made of length 1", _DELTA, "chunks(unit(k))", "chunks(k)", _CORRECTIONS),
     Mutant(
-        "a corrected state passes the border of documents", _DELTA, "throughout = (last == before)",
-        "throughout = (last == last)", _CORRECTIONS,
+        "a corrected state passes the border of documents", _DELTA, "(ends[1:] == ends[:-1])",
+        "(ends[1:] == ends[1:])", _CORRECTIONS,
     ),
     Mutant(
         "corrections of an earlier document are kept", _DELTA, "masked_exp(a[..., -1:] - a, to_end)",

@@ -43,7 +43,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from minimegatron.layers.ssm.scan import masked_exp
+from minimegatron.layers.ssm.scan import in_one_document, masked_exp
 
 EPSILON = 1e-6  # added to the squared length of a query or key, as in flash-linear-attention
 
@@ -92,17 +92,8 @@ class DeltaRule:
         beta = chunks(beta.to(q.dtype))  # [c, b, g, r, l]
         v = chunks(v.to(q.dtype)) * beta[..., None]  # [c, b, g, r, l, v]
         a = chunks(g).cumsum(-1)
-        place = torch.arange(length, device=q.device)
-        pairs = place[:, None] >= place
-        to_end = from_start = throughout = None
-        if segments is not None:
-            of = torch.cat([segments[:, 1:], segments[:, -1:].expand(-1, -s % length)], 1)
-            of = of.unflatten(1, (-1, length)).transpose(0, 1)  # [c, b, l]
-            last = of[:, :, -1]
-            before = torch.cat([segments[None, :, 0], last[:-1]])
-            pairs = pairs & (of[..., None] == of[:, :, None])[:, :, None, None]
-            to_end, from_start = ((of == end[..., None])[:, :, None, None] for end in (last, before))
-            throughout = (last == before)[:, :, None, None]
+        pairs, to_end, from_start, ends = in_one_document(segments, s, length, q.device)
+        throughout = None if ends is None else (ends[1:] == ends[:-1])[:, :, None, None]
         decays = masked_exp(a[..., None] - a[..., None, :], pairs)
         system = (k @ k.mT) * decays * beta[..., None]  # I + L, of which the part below the diagonal is read
         since_start = masked_exp(a, from_start)[..., None]

@@ -36,6 +36,7 @@ Dao and Gu 2024 (arXiv 2405.21060), section 6. mamba-ssm: `mamba_chunk_scan_comb
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,17 +80,7 @@ class Scan:
         x = chunks(x.to(wide) * dt[..., None]).unflatten(3, (groups, -1))  # [c, b, l, g, r, p]
         B, self._C = chunks(B.to(wide)), chunks(C.to(wide))  # [c, b, l, g, n]
         a = chunks(dt * A).cumsum(2).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)  # [c, b, g, r, l]
-        place = torch.arange(length, device=x.device)
-        pairs = place[:, None] >= place  # [l, l], or of each chunk
-        to_end = from_start = self._documents = None
-        if segments is not None:
-            of = torch.cat([segments[:, 1:], segments[:, -1:].expand(-1, -s % length)], 1)
-            of = of.unflatten(1, (-1, length)).transpose(0, 1)  # [c, b, l]
-            last = of[:, :, -1]
-            before = torch.cat([segments[None, :, 0], last[:-1]])
-            pairs = pairs & (of[..., None] == of[:, :, None])[:, :, None, None]
-            to_end, from_start = ((of == end[..., None])[:, :, None, None] for end in (last, before))
-            self._documents = torch.cat([before[:1], last])  # of the token before the piece, and of each chunk's last
+        pairs, to_end, from_start, self._documents = in_one_document(segments, s, length, x.device)
         decays = masked_exp(a[..., None] - a[..., None, :], pairs)
         within = torch.einsum("cblgn,cbmgn->cbglm", self._C, B)[:, :, :, None] * decays
         self._within = torch.einsum("cbgrlm,cbmgrp->cblgrp", within, x)
@@ -162,6 +153,35 @@ def carry(
         before.append(state)
         state = (of @ state if of.dim() == state.dim() else of[..., None, None] * state) + own
     return before, state
+
+
+class InOneDocument(NamedTuple):
+    """Which tokens of c chunks of l are in one document; None where all are.
+
+    Attributes:
+        pairs: [l, l] or [c, b, 1, 1, l, l], tokens with those before them, in their chunk.
+        to_end, from_start: [c, b, 1, 1, l], tokens with the last one of their chunk, and with the one before it.
+        ends: [1 + c, b], the documents of the token before the piece, and of each chunk's last.
+    """
+
+    pairs: torch.Tensor
+    to_end: torch.Tensor | None = None
+    from_start: torch.Tensor | None = None
+    ends: torch.Tensor | None = None
+
+
+def in_one_document(segments: torch.Tensor | None, s: int, length: int, device: torch.device) -> InOneDocument:
+    """Of s tokens in chunks of `length`; segments [b, 1 + s] as `Scan` has them."""
+    place = torch.arange(length, device=device)
+    pairs = place[:, None] >= place
+    if segments is None:
+        return InOneDocument(pairs)
+    of = torch.cat([segments[:, 1:], segments[:, -1:].expand(-1, -s % length)], 1)
+    of = of.unflatten(1, (-1, length)).transpose(0, 1)  # [c, b, l]
+    ends = torch.cat([segments[None, :, 0], of[:, :, -1]])
+    pairs = pairs & (of[..., None] == of[:, :, None])[:, :, None, None]
+    to_end, from_start = ((of == end[..., None])[:, :, None, None] for end in (ends[1:], ends[:-1]))
+    return InOneDocument(pairs, to_end, from_start, ends)
 
 
 def masked_exp(log: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
