@@ -120,8 +120,8 @@ class Link(GlooTransport):
     def all_gather(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
         return self._late(float(axis.size), x, axis, super().all_gather(x, output, axis))
 
-    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, accumulate: bool = False) -> Started:
-        return self._late(1.0, x, axis, super().reduce_scatter(x, output, axis, accumulate))
+    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
+        return self._late(1.0, x, axis, super().reduce_scatter(x, output, axis))
 
     def _late(self, share: float, x: torch.Tensor, axis: Axis, started: Started) -> Started:
         """It has arrived when the link says so; `share` is of (D-1)/D of the tensor, what a ring sends."""

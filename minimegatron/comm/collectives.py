@@ -97,27 +97,20 @@ def all_gather_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = 
     return _begin("all_gather", x, result, axis, lambda t: t.all_gather(x, result, axis))
 
 
-def reduce_scatter_start(
-    x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None, accumulate: bool = False
-) -> Work:
+def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | None = None) -> Work:
     """Begin a summing reduce-scatter along dim 0: `[n * size, ...] -> [n, ...]`, this rank's part of the sum.
 
     Args:
         x: this rank's terms of the sum.
         axis: the ranks that take part.
         output: where the result is written; may be this rank's part of `x`. Default a new tensor.
-        accumulate: add the sum to `output`; the values of `x` are garbage afterwards.
     """
     if axis.size == 1:
-        if output is not None and accumulate:
-            output += x
-        elif output is not None and output.data_ptr() != x.data_ptr():
-            output.copy_(x)
-        return Work(x if output is None else output)
+        return Work(x)
     _require_equal_parts(x, axis, 0)
     x = x.contiguous()
     result = output if output is not None else x.new_empty((x.shape[0] // axis.size, *x.shape[1:]))
-    return _begin("reduce_scatter", x, result, axis, lambda t: t.reduce_scatter(x, result, axis, accumulate))
+    return _begin("reduce_scatter", x, result, axis, lambda t: t.reduce_scatter(x, result, axis))
 
 
 def outgoing(x: torch.Tensor, axis: Axis) -> torch.Tensor:

@@ -28,8 +28,6 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.shared_memory import Message, await_readers, carries, in_slot, send_message, shares_memory
 from minimegatron.comm.transport import Splits, Started, Transport
 
-PIECE = 1 << 15  # elements that are added at a time
-
 
 def is_gloo(axis: Axis) -> bool:
     """Whether torch's gloo is the backend, and not a group in Python of that name, as a lab's check has."""
@@ -55,9 +53,9 @@ class GlooTransport(Transport):
         send_message(x, axis, after)
         return Started(messages, lambda: _put(messages, places))
 
-    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, accumulate: bool = False) -> Started:
+    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
         if not is_gloo(axis):
-            return super().reduce_scatter(x, output, axis, accumulate)
+            return super().reduce_scatter(x, output, axis)
         parts = x.detach().chunk(axis.size)
         own = parts[axis.rank]
         before, after = _others(axis)
@@ -65,13 +63,13 @@ class GlooTransport(Transport):
             terms = [torch.empty_like(own) for _ in before]
             works = [_receive(term, axis, source) for term, source in zip(terms, before, strict=True)]
             works += [_send(parts[to], axis, to) for to in after]
-            return Started(works, lambda: _add_up([own, *terms], output, accumulate))
+            return Started(works, lambda: _add_up([own, *terms], output))
         messages = [Message(axis, source) for source in before]
         for to in after:
             send_message(parts[to], axis, [to])
 
         def add() -> None:
-            _add_up([own, *(message.view(own) for message in messages)], output, accumulate)
+            _add_up([own, *(message.view(own) for message in messages)], output)
             _close(messages)
 
         return Started(messages, add)
@@ -153,18 +151,8 @@ def _close(messages: Iterable[Message]) -> None:
         message.close()
 
 
-def _add_up(terms: Sequence[torch.Tensor], result: torch.Tensor, accumulate: bool = False) -> None:
-    """Add the terms from left to right, and with `accumulate` their sum to `result`, else `result` is the sum.
-
-    `result` may be one of the first two terms. The sum that is added to something is made in the memory of the first
-    term, in pieces that stay in a cache of the processor.
-    """
-    if accumulate:
-        for total, first, *others in zip(*(x.view(-1).split(PIECE) for x in (result, *terms)), strict=True):
-            for other in others:
-                first += other
-            total += first
-        return
+def _add_up(terms: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+    """Add the terms from left to right; `result` may be one of the first two terms."""
     torch.add(terms[0], terms[1], out=result)
     for term in terms[2:]:
         result.add_(term)

@@ -57,14 +57,9 @@ class Transport:
         """`[n, ...] -> [n * size, ...]`; `x` may be this rank's part of `output`."""
         return Started([_all_gather_single(output, x, group=axis.group, async_op=True)])
 
-    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis, accumulate: bool = False) -> Started:
-        """`[n * size, ...] -> [n, ...]`, a sum; `output` may be this rank's part of `x`.
-
-        With `accumulate` the sum is added to `output`, and the values of `x` are garbage afterwards.
-        """
-        result = x.detach().chunk(axis.size)[axis.rank] if accumulate else output
-        works = [_reduce_scatter_single(result, x, group=axis.group, async_op=True)]
-        return Started(works, (lambda: output.add_(result)) if accumulate else None)
+    def reduce_scatter(self, x: torch.Tensor, output: torch.Tensor, axis: Axis) -> Started:
+        """`[n * size, ...] -> [n, ...]`, a sum; `output` may be this rank's part of `x`."""
+        return Started([_reduce_scatter_single(output, x, group=axis.group, async_op=True)])
 
     def all_to_all(
         self, x: torch.Tensor, output: torch.Tensor, axis: Axis, output_splits: Splits, input_splits: Splits

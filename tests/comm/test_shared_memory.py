@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 
 from labkit.evidence import Witness
 from labkit.ranks.pool import WarmPool
-from minimegatron.comm import async_ops, gloo, shared_memory
 from minimegatron.comm import collectives as c
+from minimegatron.comm import shared_memory
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.gloo import GlooTransport
 from minimegatron.comm.ring import Shift
-from minimegatron.comm.transport import Transport
 from minimegatron.errors import RankError
 from minimegatron.launch.error_report import is_consequence
 
@@ -197,26 +195,6 @@ def slots_after(rank: int, world: int) -> int:
 def test_a_slot_is_used_again() -> None:
     with WarmPool(2) as pool:  # processes of its own, which have no slots yet
         assert max(pool.run(slots_after)) <= 4
-
-
-def accumulated(rank: int, world: int, min_bytes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A sum that is added to something: by the transport, by torch's backend, and by hand."""
-    axis, start_at = Axis.world("world"), terms(rank + 9, 10_001, torch.float32)
-    x = terms(rank, 10_001 * world, torch.float32)
-    found = []
-    for transport in (GlooTransport(), Transport()):
-        with through(min_bytes), mock.patch.object(gloo, "PIECE", 777), async_ops.transport(transport):
-            total = start_at.clone()
-            c.reduce_scatter_start(x.clone(), axis, total, accumulate=True).wait()
-            found.append(total)
-    return found[0], found[1], start_at + c.reduce_scatter(x, axis)
-
-
-@pytest.mark.parametrize("min_bytes", [ALWAYS, NEVER], ids=["memory", "tcp"])
-def test_a_sum_can_be_added_to_what_is_there(ranks, min_bytes: int) -> None:
-    for ours, torchs, by_hand in ranks(3).run(accumulated, min_bytes):
-        assert torch.equal(ours, by_hand)
-        assert torch.allclose(torchs, by_hand, rtol=1e-5, atol=1e-5)
 
 
 def sent_as_it_is(rank: int, world: int) -> tuple[int, list[list[float]], str]:

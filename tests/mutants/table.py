@@ -381,10 +381,10 @@ MUTANTS = (
     # -------------------------------------------------------------------------------------- messages in memory
     Mutant(
         "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/gloo.py",
-        "            _add_up([own, *(message.view(own) for message in messages)], output, accumulate)\n"
+        "            _add_up([own, *(message.view(own) for message in messages)], output)\n"
         "            _close(messages)\n",
         "            views = [message.view(own) for message in messages]\n            _close(messages)\n"
-        "            _add_up([own, *views], output, accumulate)\n",
+        "            _add_up([own, *views], output)\n",
         _LET_GO,
     ),
     Mutant(

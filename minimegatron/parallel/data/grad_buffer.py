@@ -176,9 +176,13 @@ class TemporaryBucket(ShardedBucket):
         data = self._allocated()
         for gap in gaps(self._written.values(), self.span):
             data[gap.shifted(-self.span.start).slice].zero_()
-        return reduce_scatter_start(data, self.axis, self._memory, accumulate=not self.empty)
+        return reduce_scatter_start(data, self.axis, self._memory if self.empty else data[self.shard.slice])
 
     def _end(self, result: torch.Tensor) -> None:
+        if not self.empty:
+            self._memory += result
+        elif result is not self._memory:  # an axis of one rank
+            self._memory.copy_(result)
         self.data, self._written, self.empty = None, {}, False
 
 
