@@ -45,6 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="mm-")
         config.add_cleanup(lambda: shutil.rmtree(tempfile.gettempdir(), ignore_errors=True))
+    if config.getoption("nbval", False):
+        import nbval.kernel
+
+        from tests.warm_kernels import WarmManager
+
+        nbval.kernel.KernelManager = WarmManager
 
 
 # Files are dealt out to processes whole (--dist=loadfile). One that takes a minute must not be the last to begin.

@@ -59,11 +59,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes() -> None:
-    """What imports torch for the ranks of all workers and notebooks is one process, and begins before they do."""
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """What imports torch for the ranks and the kernels of all workers is one process, and begins before they do."""
     from labkit.ranks.fork_server import share
 
-    share(tempfile.mkdtemp())
+    modules: tuple[str, ...] = ()
+    if config.getoption("nbval", False):
+        from tests import warm_kernels
+
+        modules = warm_kernels.MODULES
+    share(tempfile.mkdtemp(), *modules)
 
 
 # Packages of tests whose functions leave nothing in their modules: a rank imports those modules once, not for each job.

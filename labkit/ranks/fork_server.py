@@ -149,15 +149,16 @@ class Trunk(_NearSide):
 
     Args:
         environment: all of its environment.
+        modules: what it imports beside `PRELOAD`.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: Iterable[str] = ()) -> None:
         near, far = socket.socketpair()
         super().__init__(near)
         self.log = tempfile.TemporaryFile()
         with far:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(far.fileno())],
+                [sys.executable, "-m", __name__, str(far.fileno()), *modules],
                 env=environment, cwd="/", pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
                 start_new_session=True,  # Ctrl-C in a terminal is for this process, which decides about its ranks
@@ -317,31 +318,33 @@ _trunks: dict[tuple[int, frozenset[tuple[str, str]]], Trunk] = {}  # by the proc
 _starting = threading.Lock()
 
 
-def trunk() -> Trunk:
+def trunk(*modules: str) -> Trunk:
     """The trunk of this process; started when there is none, when it has died, or when `PATH` or the instructions
-    that torch may use are others. It is forked from a shared one of the same environment, where there is one."""
+    that torch may use are others. It is forked from a shared one of the same environment, where there is one; if not,
+    it imports these modules, too."""
     with _starting:
         environment = _environment()
         key = os.getpid(), frozenset(environment.items())
         if key not in _trunks or _trunks[key].process.poll() is not None:
             sock = _shared(environment)
-            _trunks[key] = Trunk(environment) if sock is None else SharedTrunk(sock)
+            _trunks[key] = Trunk(environment, modules) if sock is None else SharedTrunk(sock)
             atexit.register(_trunks[key].close, REPLY_SECONDS)
         return _trunks[key]
 
 
-def share(folder: str) -> None:
+def share(folder: str, *modules: str) -> None:
     """From now on the trunks of processes that this one starts are forked from its own, as long as this one lives.
 
     Not where learners' code is in a sandbox: whoever can reach the socket has this user's rights.
 
     Args:
         folder: an empty one that no other user may enter; its path has at most 80 bytes.
+        modules: what the trunk imports beside `PRELOAD`, if it is started here.
     """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(_place(folder, _environment()))
         listener.listen(128)
-        forker = Forked(trunk(), __name__, listener, "", [], environment=None, log=None, cwd="/")
+        forker = Forked(trunk(*modules), __name__, listener, "", [], environment=None, log=None, cwd="/")
     atexit.register(forker.kill)  # it never ends by itself, and the trunk waits for its children
     os.environ[SHARED] = folder
 
@@ -575,10 +578,10 @@ def dumped_frames(dump: str) -> list[procs.Frame]:
 # ------------------------------------------------------------------------------------------------------ the trunk
 
 
-def grow(sock: socket.socket) -> None:
+def grow(sock: socket.socket, modules: Iterable[str]) -> None:
     """Import, then fork servers until the process that has started this one hangs up."""
     gc.disable()  # while it imports, of which it takes a quarter
-    for name in PRELOAD:
+    for name in (*PRELOAD, *modules):
         importlib.import_module(name)
     sys.modules["labkit.player"].rehearse()
     gc.collect()
@@ -635,4 +638,4 @@ def large_pages() -> None:
 
 if __name__ == "__main__":
     # Servers import this module by its name, and would find another copy of it.
-    importlib.import_module("labkit.ranks.fork_server").grow(socket.socket(fileno=int(sys.argv[1])))
+    importlib.import_module("labkit.ranks.fork_server").grow(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import nbformat
 import pytest
@@ -16,12 +18,14 @@ from labkit.source import notebooks
 from minimegatron.errors import ConfigError
 from tests.labkit.cells import SOURCES
 from tests.thorough import mostly_thorough
+from tests.warm_kernels import AsyncWarmManager
 
 pytestmark = pytest.mark.slow  # a build starts two kernels
 ROOT = Path(__file__).resolve().parents[2]
 MINI = Path(__file__).parent / "mini" / "course" / "00_mini" / "lab.py"
 FOLDED = '# %% jupyter={"source_hidden": true}'
 SOURCE = "course/00_mini/lab.py"
+WARM = functools.partial(build.NotebookClient, kernel_manager_class=AsyncWarmManager)
 ELSEWHERE = "/" + "home/ada/x.py"  # in two parts: no file of the project names a path of a machine
 
 
@@ -30,7 +34,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the miniature lab, built."""
     root = tmp_path_factory.mktemp("repository")
     shutil.copytree(MINI.parents[1], root / "course")
-    assert build.build(root / SOURCE) == []
+    with mock.patch.object(build, "NotebookClient", WARM):
+        assert build.build(root / SOURCE) == []
     return root
 
 
@@ -284,7 +289,10 @@ def test_the_rules_of_a_source(tmp_path: Path, old: str, new: str, says: str | N
 
 def test_a_cell_that_fails_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     path = write(tmp_path, lambda text: text.replace("# %%\n# %load", "# %%\n1 / 0\n# %load"))
-    with pytest.raises(ConfigError, match=r"cell 2 did not end well: 1 / 0") as caught:
+    with (
+        mock.patch.object(build, "NotebookClient", WARM),
+        pytest.raises(ConfigError, match=r"cell 2 did not end well: 1 / 0") as caught,
+    ):
         build.build(path)
     assert "division by zero" in caught.value.fix and caught.value.where == "solutions/00_mini.ipynb"
     assert not path.with_suffix(".ipynb").exists()
