@@ -1,7 +1,7 @@
 """Kernels of notebooks that are forked in place of executed.
 
-The problem in a sentence: a kernel begins with two to three CPU-seconds of imports (IPython, torch, matplotlib), and the
-trunk of warm ranks (`labkit.ranks.fork_server`) has most of these modules already.
+The problem in a sentence: a kernel begins with two to three CPU-seconds of imports (IPython, torch, matplotlib), and
+the trunk of warm ranks (`labkit.ranks.fork_server`) has most of these modules already.
 
     test ── trunk ──fork──> kernel: environment, folder and arguments that its manager gives, then what ipykernel does
 

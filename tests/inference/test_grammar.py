@@ -30,7 +30,7 @@ from minimegatron.inference.speculative import SpeculativeConfig
 from tests.inference.models import ours, weights
 from tests.inference.ranked import VOCABULARY, Words, speculated
 from tests.inference.test_speculative import answers, like, words
-from tests.thorough import mostly_slow, mostly_thorough
+from tests.thorough import mostly_thorough
 
 WORDS = Words()
 GRAMMARS = Grammars(WORDS, VOCABULARY)
@@ -69,7 +69,7 @@ def random_schema(dice, depth=2):
     return {"type": kind}
 
 
-@pytest.mark.parametrize("speculative", mostly_slow([None, NGRAM, DRAFT], [0, 1]), ids=["plain", "ngram", "draft"])
+@pytest.mark.parametrize("speculative", mostly_thorough([None, NGRAM, DRAFT], [0, 1]), ids=["plain", "ngram", "draft"])
 def test_answers_are_valid(speculative):
     """Of 24 random schemas, two answers each: with chunks, preemption, forks, pages found, blanks for some."""
     dice, requests, schemas = random.Random(4), [], []

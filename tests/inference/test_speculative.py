@@ -29,7 +29,7 @@ from tests.inference.models import NAMES, ours, weights
 from tests.inference.ranked import PROMPTS, build, speculated
 from tests.inference.test_sampling import RARE
 from tests.recorder import OnACpu
-from tests.thorough import SLOW, mostly_slow, mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 SAMPLED = SamplingParams(0.8, 20, 0.95)
 NGRAM = SpeculativeConfig("ngram", 3, 3, 1)
@@ -168,7 +168,7 @@ def test_answers_are_distributed_as_the_model_says(method):
     assert freedom > 15 and value < freedom + 4.5 * (2 * freedom) ** 0.5, (value, freedom)
 
 
-@pytest.mark.parametrize("config", mostly_slow([NGRAM, DRAFT, MTP], [0]), ids=lambda config: config.method)
+@pytest.mark.parametrize("config", mostly_thorough([NGRAM, DRAFT, MTP], [0, 2], [0]), ids=lambda config: config.method)
 def test_greedy_words_of_200_prompts(config):
     requests = [Request(tuple(prompt), 5 + i % 11, log_probs=2) for i, prompt in enumerate(prompts(200))]
     draft = like("mistral") if config.method == "draft_model" else None
@@ -445,7 +445,7 @@ def two_layers_with_depths():
             (DEPTHS, None, TP2 | PP2),
             (DEPTHS, None, TP2),
         ],
-        (0, 1, 5, 6),
+        (0, 6),
     ),
     ids=str,
 )

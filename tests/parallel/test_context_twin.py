@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.axes import CP, SP, TP
-from tests.thorough import mostly_slow, mostly_thorough
+from tests.thorough import mostly_thorough
 from tests.twin import Case
 
 KIND, SIZES = "cp_comm_type", "hierarchical_context_parallel_sizes"
@@ -28,7 +28,7 @@ def test_two_ranks(assert_same_as_serial, kind, family, documents):
     assert_same_as_serial(Case({CP: 2, KIND: kind}, model, 2, double=True, documents=documents))
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["p2p", "allgather", "a2a", "a2a+p2p"], [0, 3]))
+@pytest.mark.parametrize("kind", mostly_thorough(["p2p", "allgather", "a2a", "a2a+p2p"], [0, 3]))
 def test_four_ranks(assert_same_as_serial, kind):
     layout: dict[str, Any] = {CP: 4, KIND: kind} | ({SIZES: (2, 2)} if "+" in kind else {})
     assert_same_as_serial(Case(layout, {"family": "qwen3"}, double=True, documents=True, overlap=True))

@@ -125,22 +125,23 @@ def composed(layout: dict[str, Any], model: dict[str, Any], dispatcher: str, pac
     return case(layout, "softmax", dispatcher, model=shared, documents=packed, accumulation=2, micro_batch_size=1)
 
 
+# Each pair of (axis, axis or option) that the tests above leave out, in as few cases as hold them; three each time.
+COMPOSED = [
+    composed({CP: 2, EP: 2, ETP: 2}, FULL, "alltoall", True),
+    composed({PP: 2, ETP: 2}, SELECTIVE, "alltoall", False),
+    composed({TP: 2, SP: True, CP: 2, EP: 2, ETP: 1}, {"moe_shared_expert_gate": True}, "alltoall", False),
+    composed({CP: 2, TP: 2, SP: True, ETP: 1}, SELECTIVE, "allgather", True),
+    composed({PP: 2, CP: 2, EP: 2}, FULL, "allgather", True),
+    composed({PP: 2, TP: 2, SP: True, EP: 1, ETP: 1}, {}, "alltoall", True),
+    composed({PP: 4}, {**FULL, "num_layers": 4, "moe_layer_freq": "[1,0,1,1]"}, "allgather", True),
+    composed({TP: 4, SP: True, EP: 4, ETP: 1}, FULL, "allgather", True),
+]
+
+
 @SLOW
-def test_compositions(ranks):
-    """Each pair of (axis, axis or option) that the tests above leave out, in as few cases as hold them."""
-    check(
-        ranks(4),
-        [
-            composed({CP: 2, EP: 2, ETP: 2}, FULL, "alltoall", True),
-            composed({CP: 2, TP: 2, SP: True, ETP: 1}, SELECTIVE, "allgather", True),
-            composed({PP: 2, CP: 2, EP: 2}, FULL, "allgather", True),
-            composed({PP: 2, ETP: 2}, SELECTIVE, "alltoall", False),
-            composed({PP: 2, TP: 2, SP: True, EP: 1, ETP: 1}, {}, "alltoall", True),
-            composed({PP: 4}, {**FULL, "num_layers": 4, "moe_layer_freq": "[1,0,1,1]"}, "allgather", True),
-            composed({TP: 4, SP: True, EP: 4, ETP: 1}, FULL, "allgather", True),
-            composed({TP: 2, SP: True, CP: 2, EP: 2, ETP: 1}, {"moe_shared_expert_gate": True}, "alltoall", False),
-        ],
-    )
+@pytest.mark.parametrize("cases", mostly_thorough([COMPOSED[:3], COMPOSED[3:]], [0]), ids=len)
+def test_compositions(ranks, cases):
+    check(ranks(4), cases)
 
 
 # -------------------------------------------------------------------------------------------------- gpt-oss
@@ -160,7 +161,6 @@ def gpt_oss(layout: dict[str, Any], dispatcher: str = "alltoall", **more: Any) -
 def test_gpt_oss_on_two_ranks(ranks):
     """Sinks and biases of experts: cut over tp, counted once over cp, added once over etp."""
     whole = {TP: 2, SP: True}
-    sharded = {"sharding": "optim_grads_params", "overlap": True, "bucket_size": 500}
     check(
         ranks(2),
         [
@@ -169,11 +169,17 @@ def test_gpt_oss_on_two_ranks(ranks):
             gpt_oss({**whole, ETP: 1, EP: 2}, model={**SELECTIVE, "moe_grouped_gemm": False}),
             gpt_oss({CP: 2}, documents=True),
             gpt_oss(A2A),
-            gpt_oss(GATHERED),
             gpt_oss({PP: 2}, accumulation=2, model=FULL),
-            gpt_oss({}, **sharded),
-            gpt_oss({TP: 2, SP: True}, model={"num_query_groups": 1}),
         ],
+    )
+
+
+@pytest.mark.thorough
+def test_gpt_oss_on_two_ranks_in_other_ways(ranks):
+    sharded = {"sharding": "optim_grads_params", "overlap": True, "bucket_size": 500}
+    check(
+        ranks(2),
+        [gpt_oss(GATHERED), gpt_oss({}, **sharded), gpt_oss({TP: 2, SP: True}, model={"num_query_groups": 1})],
     )
 
 

@@ -25,7 +25,7 @@ from minimegatron.posttraining.rows import Items, RowDataset
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
 from tests.posttraining.test_tasks import MODEL, check_resumed, curve, near, trainer_of
-from tests.thorough import mostly_slow, mostly_thorough
+from tests.thorough import mostly_thorough
 
 V, PADDED, N = 11, 16, 7
 
@@ -217,7 +217,7 @@ def test_the_last_answer_of_a_conversation_is_the_students(files: dict[str, str]
     assert prompts == {(5, 6, 7, 8, 9), (5,)}
 
 
-@pytest.mark.parametrize("form", mostly_slow(FORMS, ("own answers",).__contains__))
+@pytest.mark.parametrize("form", mostly_thorough(FORMS, ("own answers",).__contains__))
 def test_a_resumed_run_goes_on_to_the_bit(files: dict[str, str], teacher: str, tmp_path: Path, form: str) -> None:
     """Nothing of the student's answers is in a checkpoint: its weights draw them again."""
     line = f"--global-batch-size 8 --train-iters 3 --lr-decay-iters 3 --split 100 {files['sft']} --micro-batch-size 4"

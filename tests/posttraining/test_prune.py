@@ -292,7 +292,7 @@ def test_a_pruned_checkpoint_is_published(small: Path, tmp_path: Path) -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("form", ["", "--lmbda 1 --beta 1 --max-completion-length 6"])
+@pytest.mark.parametrize("form", mostly_thorough(["", "--lmbda 1 --beta 1 --max-completion-length 6"], [0]))
 def test_distillation_mends_a_pruned_checkpoint(large: str, small: Path, form: str) -> None:
     """From given answers or the student's own; the larger model was trained over tp."""
     line = f"{SUMS} --load {small} --use-checkpoint-args --finetune --teacher {large} --micro-batch-size 16"

@@ -14,7 +14,7 @@ from minimegatron.training import trainer as loop
 from minimegatron.training.run_state import TrainState
 from minimegatron.training.step import forward_step
 from minimegatron.training.trainer import ROLLBACKS
-from tests.thorough import SLOW
+from tests.thorough import SLOW, THOROUGH
 from tests.training.test_trainer import trainer_of
 
 LINE = (
@@ -192,7 +192,7 @@ def test_a_step_without_labels_is_one(ranks):
         assert tokens == [64] * 7 and state.skipped_iterations == 1 and state.consumed_train_samples == 32
 
 
-@SLOW
+@THOROUGH
 def test_in_a_pipeline_as_well(ranks):
     line = "--num-layers 2 --pipeline-model-parallel-size 2 --global-batch-size 2 --bad-step skip"
     for tokens, state in ranks(2).run(masked_on, [1], line):

@@ -22,7 +22,7 @@ from minimegatron.config.run import CheckpointConfig
 from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training.checkpointing import Checkpoints
 from tests.faults import helpers
-from tests.thorough import mostly_slow, mostly_thorough
+from tests.thorough import mostly_thorough
 from tests.training.test_trainer import numbers, trainer_of, with_sigterm
 
 LINE = (
@@ -320,7 +320,10 @@ def failing(rank: int, world: int, root: str, victim: int, when: str) -> int:
     return trainer.state.iteration
 
 
-@pytest.mark.parametrize(("victim", "when", "left"), mostly_slow([(0, "4", [2]), (1, "2", []), (1, "6", [2, 4])], [1]))
+@pytest.mark.parametrize(
+    ("victim", "when", "left"),
+    mostly_thorough([(0, "4", [2]), (1, "2", []), (1, "6", [2, 4])], [0, 1], [1]),
+)
 def test_an_error_in_the_background_is_raised_on_all_ranks(ranks, tmp_path, victim, when, left):
     with pytest.raises(RankError) as caught:
         ranks(2).run(failing, str(tmp_path), victim, when)
@@ -450,7 +453,7 @@ def unfinished(root: Path) -> list[str]:
     return [path.name for path in root.iterdir() if path.name.startswith(".iter")]
 
 
-@pytest.mark.parametrize("background", mostly_slow(["", "--async-save"], [1]))
+@pytest.mark.parametrize("background", mostly_thorough(["", "--async-save"], [1]))
 def test_a_second_sigterm_during_the_save_of_the_first_ends_at_once(ranks, tmp_path, background):
     """What was being saved is as if it had never begun: nobody reads it, and the next run clears it away."""
     line = f"{LINE} --train-iters 100 --lr-decay-iters 100 --save {tmp_path}"

@@ -31,7 +31,7 @@ from minimegatron.training.trainer import Trainer
 from tests.inference.ranked import PROMPTS, ids
 from tests.inference.test_packed import close, small
 from tests.mock_data import small_trainer
-from tests.thorough import mostly_slow
+from tests.thorough import mostly_thorough
 
 RANK = {"lora_rank": 3, "lora_alpha": 6.0}
 LINE = (
@@ -83,7 +83,7 @@ def gradients(
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme"), mostly_slow([("llama2", "int4"), ("llama2", "int8"), ("qwen2_moe", "int8")], [0])
+    ("name", "scheme"), mostly_thorough([("llama2", "int4"), ("llama2", "int8"), ("qwen2_moe", "int8")], [0, 2], [0])
 )
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float64, 1e-14)], ids=["fp32", "fp64"])
 def test_gradients_are_those_over_dequantised_weights(
@@ -129,7 +129,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("layout", mostly_slow(LAYOUTS, [0, 2]))
+@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [0, 2]))
 def test_every_layout_trains_as_one_rank_beside_whole_weights(ranks: Any, folder: Path, layout: str) -> None:
     line = LINE.format(folder)
     want = curve(0, 1, line)

@@ -119,7 +119,7 @@ def take(rank: int, world: int, line: str, scale: float) -> int:
 
 
 def pairs() -> list[tuple[str, int, int]]:
-    """60 at random of all ordered pairs; the first of three families is an ordinary case (experts are in FP16)."""
+    """60 at random of all ordered pairs; the first of two families is an ordinary case (experts are in FP16)."""
     everything = [
         (family, a, b)
         for family, (_, layouts) in FAMILIES.items()
@@ -131,7 +131,7 @@ def pairs() -> list[tuple[str, int, int]]:
 
 
 PAIRS = pairs()
-ORDINARY = [next(p for p in PAIRS if p[0] == family and 0 not in p[1:]) for family in ("dense", "experts", "fp8")]
+ORDINARY = [next(p for p in PAIRS if p[0] == family and 0 not in p[1:]) for family in ("dense", "experts")]
 FAMILIES["hybrid"] = HYBRID, COMMON
 FAMILIES["delta"] = DELTA, COMMON
 PAIRS += [("delta", a, b) for a, b in ((0, 3), (3, 4), (4, 6), (6, 0))]
@@ -168,7 +168,7 @@ WAYS = [
 
 
 @SLOW
-@pytest.mark.parametrize(("a", "b", "part"), mostly_thorough(WAYS, [0, 1]))
+@pytest.mark.parametrize(("a", "b", "part"), mostly_thorough(WAYS, [0]))
 def test_the_weights_alone_pass_between_fsdp2_and_the_others(ranks, tmp_path, a, b, part):
     line = f"{GATED} --bf16"
     ranks(2).run(put, f"{line} {a} --save {tmp_path}")

@@ -36,7 +36,7 @@ from minimegatron.training.step import (
     train_step,
 )
 from tests.axes import SP, TP
-from tests.thorough import SLOW, mostly_slow
+from tests.thorough import SLOW, mostly_thorough
 from tests.twin import Case, accumulate, distance, microbatch, parallel_model
 from tests.waits import waits
 
@@ -150,8 +150,9 @@ def same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool
 
 @pytest.mark.parametrize(
     "layout, dp, accumulation, empty_rank, optimizer",
-    mostly_slow(
+    mostly_thorough(
         [({}, 2, 3, 1, ADAM), ({TP: 2, SP: True}, 2, 2, None, SGD), ({TP: 2}, 2, 1, 0, ADAM), ({}, 4, 1, 2, SGD)],
+        [0, 1, 2],
         [2],
     ),
     ids=["dp2", "tp2 sp dp2", "tp2 dp2", "dp4"],
@@ -213,7 +214,7 @@ def test_a_loss_of_ones_own_reports_its_own_names():
 
 
 @pytest.mark.parametrize(
-    "kind, layout", mostly_slow([("loss", {}), ("gradient", {TP: 2}), ("report", {})], [0]), ids=str
+    "kind, layout", mostly_thorough([("loss", {}), ("gradient", {TP: 2}), ("report", {})], [0, 1], [0]), ids=str
 )
 def test_one_ranks_nan_stops_all_ranks_before_anything_moves(ranks, kind, layout):
     clean = ranks(2).run(on_ranks, Case(layout), ADAM, steps=1)
@@ -223,7 +224,7 @@ def test_one_ranks_nan_stops_all_ranks_before_anything_moves(ranks, kind, layout
         assert "rank 1" in trained.error or kind == "gradient"
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["loss", "gradient", "report"], [0]))
+@pytest.mark.parametrize("kind", mostly_thorough(["loss", "gradient", "report"], [0]))
 def test_with_the_check_off_all_ranks_skip_that_step_alone(ranks, kind):
     optimizer = {**ADAM, "check_for_nan_in_loss_and_grad": False, "lr_decay_style": "linear"}
     steps = 3 if kind == "report" else 2  # a NaN in what is reported alone is no reason to skip

@@ -17,7 +17,7 @@ from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.layers.rope import RotaryEmbedding
 from tests.axes import CP, SP, TP
-from tests.thorough import mostly_slow
+from tests.thorough import mostly_thorough
 from tests.twin import Case
 
 LATENT: dict[str, Any] = {
@@ -55,13 +55,13 @@ def test_absorbed_equals_naive(fields):
     assert cache.nbytes == 9 * 3 * 8 * (model.kv_lora_rank + model.qk_pos_emb_head_dim) == 9 * 3 * 8 * 18
 
 
-@pytest.mark.parametrize("double", mostly_slow([True, False], [0]))
+@pytest.mark.parametrize("double", mostly_thorough([True, False], [0]))
 @pytest.mark.parametrize("layout", [{TP: 2}, {TP: 2, SP: True}, {TP: 4, SP: True}, {CP: 2}, {CP: 2, TP: 2}], ids=str)
 def test_layouts(assert_same_as_serial, layout, double):
     assert_same_as_serial(Case(layout, LATENT, double=double))
 
 
-@pytest.mark.parametrize("fields", mostly_slow([{"q_lora_rank": None, "v_head_dim": 20}, YARN], [0]), ids=str)
+@pytest.mark.parametrize("fields", mostly_thorough([{"q_lora_rank": None, "v_head_dim": 20}, YARN], [0]), ids=str)
 def test_other_shapes(assert_same_as_serial, fields):
     again = {"recompute_granularity": "selective"}
     for layout in ({TP: 2, SP: True}, {CP: 2}):

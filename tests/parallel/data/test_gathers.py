@@ -23,7 +23,7 @@ from minimegatron.parallel.data import param_buffer
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.units import leaves_of, units_in_trace, units_of
 from minimegatron.parallel.data.zero import Zero3
-from tests.thorough import SLOW, mostly_slow
+from tests.thorough import SLOW, mostly_thorough
 from tests.twin import Case, accumulate, microbatch, parallel_model, serial_backward, serial_model
 
 ADAM = OptimizerConfig(lr=1e-2)
@@ -91,7 +91,7 @@ def run_out_of_order(rank: int, world: int, sharding: str, late: bool) -> tuple[
             return [*found, ddp(x, seldom=True)], begun, sum(len(b.layout.buckets) for b in ddp.grad_buffers)
 
 
-@pytest.mark.parametrize("sharding", mostly_slow(["optim", "optim_grads"], [1]))
+@pytest.mark.parametrize("sharding", mostly_thorough(["optim", "optim_grads"], [1]))
 def test_parts_that_run_out_of_order_or_seldom_have_their_weights(ranks: Any, sharding: str) -> None:
     """A message that still wrote into a bucket when the optimizer does would bring back what the weights were."""
     plain = ranks(2).run(run_out_of_order, "no_shard", False)
@@ -270,7 +270,7 @@ def generated(rank: int, world: int, case: Case) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("sharding", mostly_slow(["optim_grads_params", "fsdp2"], [0]))
+@pytest.mark.parametrize("sharding", mostly_thorough(["optim_grads_params", "fsdp2"], [0]))
 def test_a_model_in_shards_generates_from_whole_weights(ranks: Any, sharding: str) -> None:
     case = Case({}, {"num_layers": 3}, sharding=sharding)
     model = serial_model(case)

@@ -11,7 +11,7 @@ import torch
 from minimegatron import trace
 from minimegatron.comm.mesh import Mesh
 from tests.axes import EP, PP, TP
-from tests.thorough import mostly_slow
+from tests.thorough import mostly_thorough
 from tests.twin import Case, accumulate, compare_all, parallel_model, problems
 
 TIED = {"family": "gpt2", "num_query_groups": 4, "untie_embeddings_and_output_weights": False}
@@ -33,7 +33,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("world", mostly_slow(CASES, [0]))
+@pytest.mark.parametrize("world", mostly_thorough(CASES, [0]))
 def test_gradients_are_those_of_one_process(ranks: Any, world: int) -> None:
     for reports in ranks(world).run(compare_all, CASES[world]):
         assert [problems(report, 1e-10) for report in reports] == [[]] * len(CASES[world])

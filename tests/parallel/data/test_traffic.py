@@ -18,7 +18,7 @@ from minimegatron.optim.build import build_optimizer
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import DistributedDataParallel
 from tests.axes import EP, TP
-from tests.thorough import SLOW, mostly_slow, mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 from tests.twin import Case, accumulate, parallel_model
 
 INSTANCES = "num_distributed_optimizer_instances"
@@ -67,7 +67,7 @@ def travelled(rank: int, world: int, case: Case) -> tuple[dict[tuple[str, str], 
 
 
 @pytest.mark.parametrize("instances", mostly_thorough([1, 2, 4], [1]))
-@pytest.mark.parametrize("sharding", mostly_slow(["optim", "optim_grads", "optim_grads_params"], [0, 2]))
+@pytest.mark.parametrize("sharding", mostly_thorough(["optim", "optim_grads", "optim_grads_params"], [0, 2]))
 def test_what_travels_inside_of_an_instance_and_between_them(ranks: Any, sharding: str, instances: int) -> None:
     """Inside whole buckets, between instances a shard: the same 2 (D-1)/D in all, most of it among neighbours."""
     m, world = 3, 4

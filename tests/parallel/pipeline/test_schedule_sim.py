@@ -19,7 +19,7 @@ from minimegatron.parallel.pipeline.schedules import (
     build_schedule,
 )
 from minimegatron.viz.timeline import chrome_trace
-from tests.thorough import mostly_slow
+from tests.thorough import mostly_thorough
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def can_run(rows: list[list[Action]], original: Schedule) -> bool:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("how", mostly_slow(["swap", "drop", "duplicate", "move"], [0, 3]))
+@pytest.mark.parametrize("how", mostly_thorough(["swap", "drop", "duplicate", "move"], [0, 3]))
 def test_mutations_are_refused_or_are_as_good(name: str, how: str) -> None:
     rng = random.Random(f"{name} {how}")
     verdicts = Counter()
