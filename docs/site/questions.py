@@ -15,7 +15,8 @@ def page(labs: dict[str, str]) -> str:
         "# Questions",
         "",
         "What an interviewer asks, lab by lab. Say your answer aloud before you open the one here. The labs answer "
-        "these, and more that compute, by measurement.",
+        "these by measurement. `minimegatron quiz` asks them too, with others that are answered by a number, and keeps "
+        "what you can.",
         "",
     ]
     for name, text in labs.items():
