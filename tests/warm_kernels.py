@@ -5,8 +5,8 @@ the trunk of warm ranks (`labkit.ranks.fork_server`) has most of these modules a
 
     test ── trunk ──fork──> kernel: environment, folder and arguments that its manager gives, then what ipykernel does
 
-Where libraries would read something else in its environment when they are loaded, a kernel is executed as ever; so are
-those of `tests/labkit/kernel`, which are a learner's.
+Where libraries would read something else in its environment when they are loaded, a kernel is executed as ever. nbval's
+are forked (`conftest.py`), and those of `tests/labkit/test_build.py`.
 """
 
 from __future__ import annotations

@@ -26,11 +26,14 @@ class Said(NamedTuple):
 
 
 class Kernel:
-    """`with Kernel(folder) as kernel: kernel.run("1 + 1").text` is "2"; `more` goes into its environment."""
+    """`with Kernel(folder) as kernel: kernel.run("1 + 1").text` is "2"; `more` goes into its environment.
 
-    def __init__(self, folder: Path, **more: str) -> None:
+    Python is executed for it, as for a learner's, unless another manager forks it (`tests/warm_kernels`).
+    """
+
+    def __init__(self, folder: Path, manager: type[KernelManager] = KernelManager, **more: str) -> None:
         self.sockets = tempfile.TemporaryDirectory()  # a short path: a socket's may have 107 characters
-        self.manager = KernelManager(transport="ipc", ip=f"{self.sockets.name}/kernel")
+        self.manager = manager(transport="ipc", ip=f"{self.sockets.name}/kernel")
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
         environment |= {"IPYTHONDIR": str(folder / ".ipython"), **more}
         self.manager.start_kernel(cwd=str(folder), env=environment)
