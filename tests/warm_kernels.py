@@ -6,7 +6,7 @@ the trunk of warm ranks (`labkit.ranks.fork_server`) has most of these modules a
     test ── trunk ──fork──> kernel: environment, folder and arguments that its manager gives, then what ipykernel does
 
 Where libraries would read something else in its environment when they are loaded, a kernel is executed as ever. nbval's
-are forked (`conftest.py`), and those of `tests/labkit/test_build.py`.
+are forked (`conftest.py`), and those of some tests.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def serve(sock: socket.socket, _: str, arguments: list[str]) -> NoReturn:
     from labkit.ranks.early import leave
 
     sock.close()
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     app = IPKernelApp.instance()
     app.initialize(arguments)
     if (matplotlib := sys.modules.get("matplotlib")) is not None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.labkit.kernel import Kernel, Said
+from tests.warm_kernels import WarmManager
 
 pytestmark = pytest.mark.slow  # two starts of a kernel; `test_magics` has one
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Evening(NamedTuple):
-    """A learner's kernel after its restart, and what cells said before: without a lab, and in the lab `saved`."""
+    """A learner's second kernel, and what cells said in the first: without a lab, and in the lab `saved`."""
 
     kernel: Kernel
     without: dict[str, Said]
@@ -74,7 +75,7 @@ class Evening(NamedTuple):
 
 @pytest.fixture(scope="module")
 def evening(folder: Path) -> Iterator[Evening]:
-    """One kernel for all tests.
+    """One kernel for all tests, after another, which Python was executed for.
 
     `make lab` puts the startup file where every kernel of the environment finds it; a profile's folder works the same.
     """
@@ -85,8 +86,7 @@ def evening(folder: Path) -> Iterator[Evening]:
     with Kernel(folder, PYTHONPATH=f"{ROOT}:{folder}") as running:  # the judge's processes find the labs there
         without = {cell: running.run(cell) for cell in (*CELLS, LOOK)}
         saved = [running.run(cell) for cell in (SAVED, STUB, SAVED, BUBBLE, DOUBLE)]
-        running.manager.restart_kernel(now=True)
-        running.client.wait_for_ready(timeout=60)
+    with Kernel(folder, WarmManager, PYTHONPATH=f"{ROOT}:{folder}") as running:
         yield Evening(running, without, saved)
 
 
