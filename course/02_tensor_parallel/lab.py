@@ -1124,7 +1124,7 @@ strips(programs, {name: row[0] for name, row in moved[0].items()}, title="What o
 import torch
 from exercises.activation_bytes import activation_bytes
 
-from labkit.watched import kept_sizes
+from course.lab02.fastest import kept_sizes
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.layers.attention.self_attention import AttentionContext
@@ -1243,7 +1243,7 @@ import torch
 import torch.distributed as dist
 from exercises.column_backward import column_backward
 
-from labkit.watched import best_of
+from course.lab02.fastest import best_of
 from minimegatron.comm.mesh import Axis
 
 tp = Axis("tp", (0, 1), rank, dist.group.WORLD)
