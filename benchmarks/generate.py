@@ -6,7 +6,7 @@
 
 | contender | what it does                                                                       |
 |-----------|------------------------------------------------------------------------------------|
-| ours      | `Engine.generate`: pages, one thread, greedy                                       |
+| ours      | `inference/generate`: pages, one thread, greedy                                    |
 | theirs    | transformers' Llama, `generate(do_sample=False)` with its default (growing) cache  |
 
 Both continue the same prompts in fp32 by the same number of words, and first it is checked that the words are the same.
@@ -27,6 +27,7 @@ from minimegatron.checkpoint.hf_config import config_from_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import generate
 from minimegatron.layers.logical import load_logical
 from minimegatron.models.chunks import count_parameters
 from minimegatron.models.decoder import GPTModel
@@ -63,7 +64,7 @@ def compare(work: Workload, question: Question, pairs: int, warmups: int, compil
     answers: dict[str, list[list[int]]] = {}
 
     def mine() -> None:
-        answers["ours"] = [c.tokens for c in engine.generate(prompts.tolist(), question.new)]
+        answers["ours"] = [c.tokens for c in generate(engine, prompts.tolist(), question.new)]
 
     def his() -> None:
         seen = torch.ones_like(prompts)  # else it takes words 0 for padding

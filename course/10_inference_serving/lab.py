@@ -501,6 +501,7 @@ shares({"the model, p": p.tolist(), "the proposer, q": q.tolist(), "what comes o
 # %%needs attend
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import generate
 from minimegatron.layers.attention.core_attention import CoreAttention
 from minimegatron.layers.attention.self_attention import SelfAttention
 from minimegatron.models.decoder import build_model
@@ -537,7 +538,7 @@ prompts = [list(range(40, 40 + n)) for n in (3, 17, 9, 1)]
 answers = {}
 for name, layers in (("mine", spec), ("the package's", None)):
     model = build_model(config, Mesh.serial(), 1, layers).eval()
-    answers[name] = Engine(model, EngineConfig(page_size=4, max_num_batched_tokens=32)).generate(prompts, 12)
+    answers[name] = generate(Engine(model, EngineConfig(page_size=4, max_num_batched_tokens=32)), prompts, 12)
 mine, theirs = answers.values()
 apart = max(abs(a - b) for one, other in zip(mine, theirs) for a, b in zip(one.log_probs, other.log_probs))
 print("the same tokens:", [a.tokens for a in mine] == [b.tokens for b in theirs],
@@ -942,6 +943,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import score
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.scheduler import Scheduler
 from minimegatron.inference.sequence import Request
@@ -1001,7 +1003,7 @@ def evidence(**classes):
     together = answered(REQUESTS, **classes)
     for name, request in REQUESTS.items():
         given = request.prompt, together[name]["tokens"]
-        [scored] = Engine(small, FEW).score([given], temperature=request.sampling.temperature)
+        [scored] = score(Engine(small, FEW), [given], temperature=request.sampling.temperature)
         yield name, together[name], answered([name], **classes)[name], scored
 
 
@@ -1014,7 +1016,7 @@ for name, company, alone, _ in evidence():
 #
 # The engine also reports the log-probability of each token that it drew. There is a second way to that number: give
 # the tokens of the answer to a sound engine, and let it compute in one pass how likely each of them was
-# (`Engine.score`). If the numbers agree, the engine saw the right keys and values, and the model's distribution was
+# (`score`). If the numbers agree, the engine saw the right keys and values, and the model's distribution was
 # right: then another token means another *draw*. If they do not agree, the engine has read wrong numbers: its
 # *memory* is damaged.
 #

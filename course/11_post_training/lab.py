@@ -1094,6 +1094,7 @@ import torch
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import complete
 from minimegatron.inference.refit import Refit, weights_of
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.inference.scheduler import Scheduler
@@ -1125,7 +1126,7 @@ def gaps(scheduler_cls, seed=11):
         asked = [Request(tuple(ids), 6, SamplingParams(1.0), seed=10 * number + i, log_probs=0)
                  for i, ids in enumerate(prompts)]  # fmt: skip
         found.append([])
-        for ids, [made] in zip(prompts, engine.complete(asked)):
+        for ids, [made] in zip(prompts, complete(engine, asked)):
             text = torch.tensor([[*ids, *made.answer]])
             with torch.no_grad():
                 logits = policy(text[:, :-1])[:, 0]

@@ -241,7 +241,8 @@ def issue(work: Work, start: Callable[[Transport], Started]) -> Work:
 
     Args:
         work: describes it, and is under way afterwards.
-        start: calls the method of the transport.
+        start: calls the method of the transport. That gives the handles to be waited for, and what to call after the
+            wait to write the output, or None.
 
     Returns:
         `work`.

@@ -20,9 +20,9 @@ Megatron's first paper calls the first pair f and g, its third paper adds the se
 has the whole gradient. Where the ranks go on to do *different* work with the gathered tensor, their gradients are
 partial and must be summed: say `reduce_gradient=True`. Getting this wrong trains, silently, on a wrong gradient.
 
-A ring sends, per rank, `2 n (N-1)/N` bytes for an all-reduce and `n (N-1)/N` for a gather or a reduce-scatter (n: bytes
-of the whole tensor; of an all-to-all, of this rank's): an all-reduce *is* a reduce-scatter followed by an all-gather,
-which is why sequence parallelism sends no more in the forward pass.
+Of a tensor of n bytes a ring of N ranks sends, from each rank, `n (N-1)/N` for a gather or a reduce-scatter and twice
+that for an all-reduce, which *is* a reduce-scatter followed by an all-gather. So sequence parallelism sends no more in
+the forward pass. An all-to-all sends `n (N-1)/N` of the n bytes that this rank has.
 
 On a group of one every function returns its argument. How a collective is issued and waited for: `comm/async_ops`.
 `..._start` begins one and gives its `Work`.
@@ -41,7 +41,7 @@ import torch.distributed as dist
 
 from minimegatron.comm.async_ops import Work, current_transport, issue
 from minimegatron.comm.axis import Axis
-from minimegatron.comm.transport import Splits, Started, Transport
+from minimegatron.comm.transport import Splits, Started, Transport  # Splits: rows for each rank, or None
 from minimegatron.errors import ConfigError
 
 __all__ = [
@@ -114,9 +114,9 @@ def reduce_scatter_start(x: torch.Tensor, axis: Axis, output: torch.Tensor | Non
 
 
 def outgoing(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """A copy of `x` for a tensor that is gathered again and again: the transport sends it without copying it.
+    """A copy of `x` in memory from which the transport sends without a further copy; for what is gathered often.
 
-    Before its values change, `await_readers`.
+    Call `await_readers` before its values change.
     """
     return current_transport().outgoing(x, axis)
 
@@ -288,9 +288,8 @@ def all_to_all_region_start(
 ) -> Callable[[], torch.Tensor]:
     """Start `all_to_all_region`; call the returned function to wait for the rows.
 
-    What is computed between the two calls overlaps with the message, and in the backward pass with the gradient's
-    message:
-    autograd runs the three in the opposite order.
+    What is computed between the two calls overlaps with the message. In the backward pass it overlaps with the
+    gradient's message, because autograd runs the three in the opposite order.
     """
     if axis.size == 1:
         return lambda: x

@@ -236,7 +236,7 @@ class Mesh:
         rank, world = dist.get_rank(), dist.get_world_size()
         check_grids_agree(parallel, world)
         timeout = watchdog.group_timeout(parallel.distributed_timeout_seconds, dist.get_backend())
-        watchdog.allow(parallel.distributed_timeout_seconds)
+        watchdog.allow(parallel.distributed_timeout_seconds)  # a rank that waits for longer is ended
         made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         axes = {}
         for name, groups in axis_groups(parallel, world).items():

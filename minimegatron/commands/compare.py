@@ -15,7 +15,7 @@ The flags are those of `minimegatron train` (its --help lists them), and
     --json FILE          write all differences to FILE; - for the output
 
 `--against` is the last: all words after it are flags of the other run. Exit status 0 if all agree, 5 if not, 2 for a
-model that one process cannot repeat. How the comparison works, and what difference is normal: `training/twin`.
+model that one process cannot repeat. How the comparison works, and what difference is normal: `training/comparison`.
 """
 
 from __future__ import annotations
@@ -97,12 +97,14 @@ def compare(chosen: Any, flags: Sequence[str], other: Sequence[str] | None) -> N
     from minimegatron.comm.mesh import Mesh
     from minimegatron.launch import rendezvous
     from minimegatron.launch.rank import init
-    from minimegatron.training import twin
     from minimegatron.training.build import build_trainer
+    from minimegatron.training.comparison.flags import compare_runs, same_layout
+    from minimegatron.training.comparison.twice import twice
+    from minimegatron.training.comparison.twin import compare_with_twin
+    from minimegatron.training.comparison.verdict import table, verdict
     from minimegatron.training.rules import batch_sizes, check_repeatable
     from minimegatron.training.same_run import rank_facts
     from minimegatron.training.task import Task
-    from minimegatron.training.twice import twice
 
     world = rendezvous.place().world
     run = parse_args(flags, world_size=world)
@@ -121,7 +123,7 @@ def compare(chosen: Any, flags: Sequence[str], other: Sequence[str] | None) -> N
         "drop --in-precision: in fp64 no token changes its expert",
     )
     if against is not None:
-        changed = twin.same_layout(run, against)
+        changed = same_layout(run, against)
         require(
             not changed,
             f"--against changes {', '.join(changed)}: a rank's tensors would be other parts",
@@ -146,12 +148,12 @@ def compare(chosen: Any, flags: Sequence[str], other: Sequence[str] | None) -> N
         run = dataclasses.replace(run, model=run.trained_model(data.vocab_size))
         if against is None:
             exact = not chosen.in_precision
-            result = twin.compare_with_twin(run, mesh, data.train, batch, task.forward_step, exact, say)
+            result = compare_with_twin(run, mesh, data.train, batch, task.forward_step, exact, say)
         else:
             against = dataclasses.replace(against, model=against.trained_model(data.vocab_size))
-            result = twin.compare_runs(run, against, mesh, data.train, batch, task.forward_step, say)
-        what, where, fix = twin.verdict(result)
-        rows = twin.table(result) if result.first is not None else ""
+            result = compare_runs(run, against, mesh, data.train, batch, task.forward_step, say)
+        what, where, fix = verdict(result)
+        rows = table(result) if result.first is not None else ""
     say("")
     if rank == 0:
         _show(what, rows, result, chosen.json, agrees=not fix)

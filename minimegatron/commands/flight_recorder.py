@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--last", type=int, default=0, metavar="N", help="also show the last N calls of each rank")
     args = parser.parse_args(argv)
 
-    from minimegatron.launch.mismatch import Records, first_mismatch, table
+    from minimegatron.launch.flight_calls import Records, table
+    from minimegatron.launch.mismatch import first_mismatch
 
     records = Records(read(Path(args.folder)))
     finding, rows = first_mismatch(records), table(records)

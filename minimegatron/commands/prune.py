@@ -4,7 +4,7 @@
     minimegatron distill --load small --use-checkpoint-args --finetune --teacher runs/large --data-path chats.jsonl ...
 
 It reads a published folder or a checkpoint, written by any layout, and writes the same kind: `convert` makes the other
-of it. How parts are scored, and what changes in the rest, is in `posttraining/prune`. The flags are Megatron-LM's.
+of it. `posttraining/importance` scores the parts, `posttraining/prune` takes them out. The flags are Megatron-LM's.
 
 | flag                           | chosen                           | refused for                                     |
 |--------------------------------|----------------------------------|-------------------------------------------------|
@@ -37,7 +37,7 @@ from minimegatron.flags import Parser
 if TYPE_CHECKING:
     import torch
 
-    from minimegatron.posttraining.prune import Scores
+    from minimegatron.posttraining.importance import Scores
 
 FLAGS = {
     "ffn_hidden_size": "neurons of each MLP",
@@ -100,14 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from minimegatron.checkpoint import conversion
     from minimegatron.commands.quantize import load_alone, perplexity, texts_of
-    from minimegatron.posttraining import prune
+    from minimegatron.posttraining import importance, prune
 
     model = conversion.open_model(args.folder, step=args.ckpt_step)
     config, weights = conversion.checked(model, None)
     after = prune.sizes_after(config, targets_of(args))
     texts = texts_of(args, model)
     loaded = load_alone(model)
-    scores = prune.measure(loaded, texts["--calibration"])
+    scores = importance.measure(loaded, texts["--calibration"])
     dropped = _dropped(args, loaded, scores, config.num_layers - after["num_layers"], texts["--calibration"])
     before = {flag: perplexity(loaded, text) for flag, text in texts.items()}
     del loaded
@@ -134,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dropped(args: argparse.Namespace, model: Any, scores: Scores, count: int, tokens: torch.Tensor) -> list[int]:
     """The numbers of the layers that go."""
     from minimegatron.commands.quantize import perplexity
-    from minimegatron.posttraining import prune
+    from minimegatron.posttraining import importance
 
     if args.layer_importance == "influence":
-        return prune.drop_by_influence(scores, count)
-    return prune.drop_by_loss(model, count, lambda: perplexity(model, tokens))
+        return importance.drop_by_influence(scores, count)
+    return importance.drop_by_loss(model, count, lambda: perplexity(model, tokens))

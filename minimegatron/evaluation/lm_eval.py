@@ -23,6 +23,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.evaluation.likelihood import Likelihood, pair_request, prefix, text_requests
 from minimegatron.inference.answers import ending, watcher
 from minimegatron.inference.engine import Engine
+from minimegatron.inference.generate import complete
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.sequence import Request
 
@@ -63,7 +64,7 @@ class Harness(TemplateLM):
         return [(found.log_prob, found.greedy) for found in self._likelihoods(asked)]
 
     def _likelihoods(self, asked: Sequence[Request]) -> list[Likelihood]:
-        return [Likelihood.of(answer) for (answer,) in self.engine.complete(asked)]
+        return [Likelihood.of(answer) for (answer,) in complete(self.engine, asked)]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each text."""
@@ -85,7 +86,7 @@ class Harness(TemplateLM):
             raise ConfigError(f"{most} new tokens, and the model has {self.longest} positions", fix="fewer tokens")
         sampling = SamplingParams(heat, top_p=asked.get("top_p", 1.0)) if heat else GREEDY
         request = Request(tuple(self.tok_encode(context)[-room:]), most, sampling, frozenset({self.eot_token_id}))
-        ((answer,),) = self.engine.complete([request], watcher(self.engine, self.words, stops, None))
+        ((answer,),) = complete(self.engine, [request], watcher(self.engine, self.words, stops, None))
         return ending(answer, self.words, stops)[0]
 
 

@@ -12,8 +12,8 @@
 | `plan`          | a step as plain numbers, the `Batch` that rank 0 sends to all ranks                           |
 | `runner`        | a batch computed on one rank, over tp, pp and ep; as a CUDA graph                             |
 | `results`       | from the logits of a batch to its tokens and log-probabilities                                |
-| `engine`        | requests in, tokens out                                                                       |
-| `generate`      | prompts in, continuations out                                                                 |
+| `engine`        | requests in, tokens out, a step at a time                                                     |
+| `generate`      | what one caller asks of it: prompts continued, texts scored                                   |
 | `loading`       | a published model or a checkpoint, as a model that generates                                  |
 | `adapters`      | adapters of PEFT beside its layers, of which each request names one                           |
 | `awq`           | a model rescaled before it is quantised                                                       |

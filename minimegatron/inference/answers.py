@@ -19,6 +19,7 @@ def compute(
 ) -> list[list[Answer]]:
     """The answers to each request on rank 0, computed by all replicas; prints lines on stderr while it takes long."""
     from minimegatron.comm.agree import gather_objects, gather_to_first
+    from minimegatron.inference.generate import complete
 
     world = engine.model.mesh.world
     leader = engine.runner.tell(world.rank)
@@ -26,7 +27,7 @@ def compute(
     mine = range(leaders.index(leader), len(requests), len(leaders))
     total = sum(requests[i].n for i in mine)
     watch = watcher(engine, tokenizer, stops, total if world.rank == 0 else None)
-    made = dict(zip(mine, engine.complete([requests[i] for i in mine], watch), strict=True))
+    made = dict(zip(mine, complete(engine, [requests[i] for i in mine], watch), strict=True))
     for i, answers in made.items():
         for answer in answers:
             answer.request_id = str(i)

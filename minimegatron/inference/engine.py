@@ -7,8 +7,9 @@
 | call                                       | who calls it                                                   |
 |--------------------------------------------|----------------------------------------------------------------|
 | `add_request`, `step`, `abort`, `stop`     | rank 0, which schedules; the other ranks are in `follow`       |
-| `generate`, `score`, `complete`            | all ranks of tp, pp and ep, with the same arguments            |
 | `new_weights`                              | all ranks, between two steps                                   |
+
+Who has prompts and wants their answers calls `inference/generate`, which calls these.
 
 | refused                                                           | why                                             |
 |-------------------------------------------------------------------|-------------------------------------------------|
@@ -30,21 +31,17 @@ Yu et al. 2022 (Orca, OSDI); Kwon et al. 2023 (arXiv 2309.06180). Megatron-LM:
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Items
 from typing import Any
 
 from minimegatron.comm.agree import gather_objects
 from minimegatron.cuda_graphs import Recorder
-from minimegatron.errors import ConfigError, DataError, MinimegatronError, NumericsError, did_you_mean
+from minimegatron.errors import ConfigError, DataError, did_you_mean
 from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.grammar import Grammars
 from minimegatron.inference.paged_cache import PagedCache, bytes_per
 from minimegatron.inference.plan import Batch, Result, drafts_later, plan, plan_draft, scored_tokens
 from minimegatron.inference.runner import Runner, check_can_record
-from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.scheduler import Chunk, Scheduler, Step
 from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence, check_request
 from minimegatron.inference.speculative import DraftLength, NGrams, SpeculativeConfig, check_can_propose
@@ -89,23 +86,6 @@ class EngineConfig:
             value = getattr(self, field.name)
             if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ConfigError(f"{field.name} is {value}", fix="a number above 0")
-
-
-@dataclasses.dataclass(frozen=True)
-class Continuation:
-    """The answer to a prompt.
-
-    Attributes:
-        tokens: the new ids, with the stop id that ended them.
-        log_probs: log-probability of each, at the temperature of the draw (`inference/sampling.py`).
-        stopped: whether a stop id ended it; otherwise it has `max_new_tokens` tokens.
-        weight_version: version of the weights that drew its last token, see `Engine.new_weights`.
-    """
-
-    tokens: list[int]
-    log_probs: list[float]
-    stopped: bool
-    weight_version: int = 0
 
 
 def check_can_generate(model: Any) -> None:
@@ -192,24 +172,15 @@ class Engine:
                 fix=f"at most {most}",
             )
         self.model, self.config = model, config
-        check_can_propose(config.speculative, model, draft, self.max_model_len)
+        stage, recorded = stage_of(model), recorder is not None or compiled
+        check_can_propose(config.speculative, stage, draft, self.max_model_len, recorded)
         self.heads = config.speculative is not None and config.speculative.method == "mtp"
-        if self.heads and (recorder is not None or compiled):
-            raise ConfigError(
-                'speculative method "mtp" with recorded or compiled steps: these hold no passes of its depths',
-                fix="neither recorder nor compiled",
-            )
         self.draft, self.grammars, self.adapters = draft, grammars, adapters
         models = [model] if draft is None else [model, draft]
         if draft is not None:
             check_can_generate(draft)
-        stage, states = stage_of(model), [stage_of(each).inference_state() for each in models]
+        states = [stage_of(each).inference_state() for each in models]
         if self.heads:
-            if not hasattr(stage, "prediction_state"):
-                raise ConfigError(
-                    f'speculative method "mtp" with a {type(stage).__name__}, which does not say what its depths keep',
-                    fix="another method, or give the class `prediction_state` and `predicted` (models/contract)",
-                )
             states[0] |= stage.prediction_state()
         weights = [next(iter(each.parameters())) for each in models]
 
@@ -379,173 +350,6 @@ class Engine:
                 chunk.sequence.lag = chunk.sequence.lag + 1 if left_out else 0
         return dataclasses.replace(step, copies=()) if self.heads and passes else step
 
-    def follow(self) -> None:
-        """Compute the batches that rank 0 sends, until it calls `stop`. Called on all other ranks."""
-        while (batch := self.runner.tell(None)) is not None:
-            if batch.new:
-                self.runner.run(batch)
-
-    def heartbeat(self) -> None:
-        """Send the ranks in `follow` an empty batch: their wait for rank 0 has a deadline, which begins anew."""
-        if not self.runner.alone:
-            self.runner.tell(Batch((), (), (), (), (), ()))
-
-    def stop(self) -> None:
-        """Let the other ranks return from `follow`."""
-        if not self.runner.alone:
-            self.runner.tell(None)
-
-    def new_weights(self) -> int:
-        """Tell the engine that its model's weights have changed. Called on every rank.
-
-        Running sequences are computed again from their beginning, no older page is reused, and prepacked copies of
-        weights are made anew: a write into a flat buffer under a parameter does not show in the parameter's version.
-
-        Returns:
-            The version of the weights, one more than before.
-        """
-        self._lay_out()
-        self.scheduler.new_weights(self.scheduler.version + 1)
-        return self.scheduler.version
-
-    def _lay_out(self) -> int:
-        models = [self.model] if self.draft is None else [self.model, self.draft]
-        parameters = (parameter for model in models for parameter in model.parameters())
-        return lay_out(parameters) if self.config.lay_out_weights else 0
-
-    def generate(
-        self,
-        prompts: Items[Items[int]],
-        max_new_tokens: int,
-        sampling: SamplingParams = GREEDY,
-        *,
-        stop_ids: Items[int] = (),
-        seed: int = 0,
-    ) -> list[Continuation]:
-        """Continue every prompt.
-
-        Called on all ranks of tp, pp and ep with the same arguments; dp replicas may have different prompts.
-
-        Args:
-            prompts: ids of each prompt, at least one; lengths may differ.
-            max_new_tokens: most new tokens of each prompt.
-            sampling: how tokens are drawn; default greedy.
-            stop_ids: ids that end an answer.
-            seed: of the draws; each prompt has its own random numbers.
-
-        Returns:
-            A continuation for each prompt, in their order.
-
-        Raises:
-            ConfigError: nothing to generate, a stop id outside the vocabulary, a model in training mode, or other
-                requests under way, whose tokens would be lost.
-            DataError: an empty prompt, an id outside the vocabulary, or more tokens than fit.
-            RankError: ranks called it with different arguments.
-            NumericsError: logits that are NaN or infinite.
-        """
-        requests = [
-            Request(
-                tuple(map(int, prompt)),
-                max_new_tokens,
-                sampling,
-                frozenset(map(int, stop_ids)),
-                seed=seed + (i << 32),
-                log_probs=0,
-            )
-            for i, prompt in enumerate(prompts)
-        ]
-        return [
-            Continuation(
-                answer.answer,
-                answer.log_probs,
-                answer.reason is FinishReason.STOP,
-                weight_version=answer.weight_version,
-            )
-            for (answer,) in self.complete(requests)
-        ]
-
-    def score(self, sequences: Items[tuple[Items[int], Items[int]]], *, temperature: float = 1.0) -> list[list[float]]:
-        """The log-probabilities of given continuations, as of a teacher-forced forward pass.
-
-        Called as `generate`. Prompts whose pages are cached are not computed again.
-
-        Args:
-            sequences: (prompt, continuation) pairs of ids; a prompt has at least one.
-            temperature: T of softmax(logits / T).
-
-        Returns:
-            A log-probability for each token of each continuation.
-
-        Raises:
-            ConfigError, DataError, RankError, NumericsError: as `generate`.
-        """
-        sampling = SamplingParams(temperature)
-        requests = [
-            Request(
-                (*map(int, prompt), *map(int, answer)),
-                max_new_tokens=0,
-                sampling=sampling,
-                prompt_log_probs=0,
-                prompt_log_probs_start=len(prompt),
-            )
-            for prompt, answer in sequences
-        ]
-        return [answer.prompt_log_probs for (answer,) in self.complete(requests)]
-
-    def complete(
-        self, requests: Items[Request], watch: Callable[[list[Output]], None] | None = None
-    ) -> list[list[Sequence]]:
-        """Compute requests to their end; no other request may be under way. Called as `generate`.
-
-        Args:
-            requests: their ids become "prompt 0", "prompt 1" and so on.
-            watch: called on rank 0 with the outputs of each step; it may `finish` sequences.
-
-        Returns:
-            The n sequences of each request, on every rank.
-
-        Raises:
-            ConfigError, DataError, RankError, NumericsError: as `generate`.
-        """
-        for model in (self.model, self.draft):
-            if model is not None:
-                check_can_generate(model)
-        if self.has_work:
-            raise ConfigError(
-                f"generate while {len(self.sequences)} requests are under way", fix="`step` until `has_work` is false"
-            )
-        self.runner.check_agreement(requests)  # first, so that all ranks refuse the same request
-        for i, request in enumerate(requests):
-            self.check(request, f"prompt {i}")
-        if not self.runner.leads:
-            self.follow()
-            return _or_raise(self.runner.tell(None))
-        answers: list[list[Sequence]] = []
-        for i, request in enumerate(requests):
-            self.add_request(request, f"prompt {i}")
-            answers.append(self.sequences[f"prompt {i}"])
-        try:
-            while self.has_work:
-                outputs = self.step()
-                if watch is not None:
-                    watch(outputs)
-        except BaseException:  # such as an interrupt in a notebook: the next call must find no request under way
-            for i in range(len(requests)):
-                self.abort(f"prompt {i}")
-            raise
-        self.stop()
-        made: list[list[Sequence]] | MinimegatronError = answers
-        for answer in (each for several in reversed(answers) for each in reversed(several)):
-            if answer.failure:
-                made = DataError(f"the grammar's parser gave up: {answer.failure}", where=answer.request_id)
-            elif where := _not_a_number(answer):
-                made = NumericsError(
-                    "the log-probability of a token is nan",
-                    where=f"{answer.request_id}, {where}",
-                    fix="weights or activations are not finite: check the checkpoint, or a wider params_dtype",
-                )
-        return _or_raise(self.runner.tell(made))
-
     def _update(self, step: Step, result: Result) -> list[Output]:
         """Append the new tokens to their sequences, and free the pages of those that are finished."""
         outputs, draw, score = [], 0, 0
@@ -620,19 +424,39 @@ class Engine:
         if all(each.reason is not None for each in others):
             self.sequences.pop(sequence.request_id, None)
 
+    def follow(self) -> None:
+        """Compute the batches that rank 0 sends, until it calls `stop`. Called on all other ranks."""
+        while (batch := self.runner.tell(None)) is not None:
+            if batch.new:
+                self.runner.run(batch)
 
-def _not_a_number(sequence: Sequence) -> str:
-    """The token whose logits were NaN or infinite, in words; "" for none."""
-    if sequence.reason is FinishReason.ERROR:
-        return f"new token {len(sequence.answer) - 1}"
-    place = next((i for i, value in enumerate(sequence.prompt_log_probs) if math.isnan(value)), None)
-    return "" if place is None else f"token {sequence.request.prompt_log_probs_start + place}"
+    def heartbeat(self) -> None:
+        """Send the ranks in `follow` an empty batch: their wait for rank 0 has a deadline, which begins anew."""
+        if not self.runner.alone:
+            self.runner.tell(Batch((), (), (), (), (), ()))
 
+    def stop(self) -> None:
+        """Let the other ranks return from `follow`."""
+        if not self.runner.alone:
+            self.runner.tell(None)
 
-def _or_raise(made: list[list[Sequence]] | MinimegatronError) -> list[list[Sequence]]:
-    if isinstance(made, MinimegatronError):
-        raise made
-    return made
+    def new_weights(self) -> int:
+        """Tell the engine that its model's weights have changed. Called on every rank.
+
+        Running sequences are computed again from their beginning, no older page is reused, and prepacked copies of
+        weights are made anew: a write into a flat buffer under a parameter does not show in the parameter's version.
+
+        Returns:
+            The version of the weights, one more than before.
+        """
+        self._lay_out()
+        self.scheduler.new_weights(self.scheduler.version + 1)
+        return self.scheduler.version
+
+    def _lay_out(self) -> int:
+        models = [self.model] if self.draft is None else [self.model, self.draft]
+        parameters = (parameter for model in models for parameter in model.parameters())
+        return lay_out(parameters) if self.config.lay_out_weights else 0
 
 
 def _output(sequence: Sequence, count: int) -> Output:

@@ -179,18 +179,22 @@ def verified(
     return torch.where(accepted, proposed, draw(more, v))
 
 
-def check_can_propose(config: SpeculativeConfig | None, model: Any, draft: Any, max_model_len: int) -> None:
+def check_can_propose(
+    config: SpeculativeConfig | None, stage: Any, draft: Any, max_model_len: int, recorded: bool
+) -> None:
     """Refuse a proposer that does not fit the model.
 
     Args:
         config: None without speculation.
-        model: the model that verifies.
+        stage: this rank's stage of the model that verifies.
         draft: the draft model, or None.
         max_model_len: most tokens of a prompt and its answer together.
+        recorded: steps are recorded or compiled.
 
     Raises:
         ConfigError: a draft model without method "draft_model" or the reverse, another vocabulary or layout, too few
-            learned positions, or more proposals than the model has MTP depths.
+            learned positions, more proposals than the model has MTP depths, or depths that say nothing of what they
+            keep or would have to be recorded.
     """
     method = None if config is None else config.method
     if (draft is not None) != (method == "draft_model"):
@@ -198,22 +202,32 @@ def check_can_propose(config: SpeculativeConfig | None, model: Any, draft: Any, 
             f"speculative method {method!r} {'without' if draft is None else 'with'} a draft model",
             fix='method "draft_model" and Engine(model, config, draft=...) together',
         )
-    depths = model.config.mtp_num_layers or 0
+    depths = stage.config.mtp_num_layers or 0
     if config is not None and method == "mtp" and config.num_speculative_tokens > depths:
         raise ConfigError(
             f"num_speculative_tokens is {config.num_speculative_tokens}, and the model has {depths} depths of "
             "multi-token prediction, a token each",
             fix=f"at most {depths}" if depths else 'method "ngram", or "draft_model" with a smaller model',
         )
+    if method == "mtp" and recorded:
+        raise ConfigError(
+            'speculative method "mtp" with recorded or compiled steps: these hold no passes of its depths',
+            fix="neither recorder nor compiled",
+        )
+    if method == "mtp" and not hasattr(stage, "prediction_state"):
+        raise ConfigError(
+            f'speculative method "mtp" with a {type(stage).__name__}, which does not say what its depths keep',
+            fix="another method, or give the class `prediction_state` and `predicted` (models/contract)",
+        )
     if draft is None:
         return
-    if draft.config.vocab_size != model.config.vocab_size:
+    if draft.config.vocab_size != stage.config.vocab_size:
         raise ConfigError(
-            f"a draft model of {draft.config.vocab_size} words for a model of {model.config.vocab_size}",
+            f"a draft model of {draft.config.vocab_size} words for a model of {stage.config.vocab_size}",
             fix="a draft model with the same tokenizer",
         )
     for name in ("tp", "pp", "ep"):
-        mine, its = getattr(model.mesh, name).size, getattr(draft.mesh, name).size
+        mine, its = getattr(stage.mesh, name).size, getattr(draft.mesh, name).size
         if mine != its:
             raise ConfigError(
                 f"the model has {name} = {mine} and the draft model {name} = {its}: each rank computes a part of both",

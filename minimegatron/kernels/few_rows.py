@@ -62,7 +62,7 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
     return out
 
 
-def turn_and_keep(
+def rope_and_keep(
     packed: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -71,7 +71,7 @@ def turn_and_keep(
     value_pages: torch.Tensor,
     rows: torch.Tensor,
 ) -> torch.Tensor | None:
-    """See `ops.turn_and_keep`; None where nothing was done: another dtype, several samples, strided channels."""
+    """See `ops.rope_and_keep`; None where nothing was done: another dtype, several samples, strided channels."""
     n, b, groups, width, d = packed.shape
     if (
         b != 1
@@ -83,7 +83,7 @@ def turn_and_keep(
     tensors = packed.contiguous(), cos.contiguous(), sin.contiguous(), q, key_pages, value_pages, rows
     sizes = n, groups, width - 2, d, cos.shape[-1], key_pages.shape[1]
     strides = (*key_pages.stride()[:3], *value_pages.stride()[:3])
-    _call("few_rows", "mm_turn_and_keep", *tensors, *sizes, *strides, int(interleaved))
+    _call("few_rows", "mm_rope_and_keep", *tensors, *sizes, *strides, int(interleaved))
     return q
 
 

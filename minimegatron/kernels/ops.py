@@ -206,7 +206,7 @@ def keep_tokens(tokens: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -
     choose("keep_tokens", "auto", tokens, pages)(tokens, pages, rows)
 
 
-def turn_and_keep(
+def rope_and_keep(
     packed: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -229,7 +229,7 @@ def turn_and_keep(
         The turned queries, [n, 1, a, d].
     """
     if choice.in_inference(kernels, "few_rows", packed, key_pages, value_pages):
-        turned = few_rows.turn_and_keep(packed, cos, sin, interleaved, key_pages, value_pages, rows)
+        turned = few_rows.rope_and_keep(packed, cos, sin, interleaved, key_pages, value_pages, rows)
         if turned is not None:
             return turned
     q, k, v = heads(packed, cos, sin, interleaved, kernels=kernels)

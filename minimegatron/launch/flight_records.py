@@ -17,7 +17,7 @@ read from memory (`comm/last_calls`); one of another machine leaves none, and th
 | `TORCH_FR_BUFFER_SIZE`           | calls that a rank keeps; 0 records nothing                     | 2000    |
 | `TORCH_FR_DUMP_TEMP_FILE`        | prefix of the files; the rank is appended                      | none    |
 
-They win over the flags, as in Megatron-LM. What is written: `launch/flight_dump`; how it is read: `launch/mismatch`.
+They win over the flags, as in Megatron-LM. `launch/flight_dump` has what is written, `launch/mismatch` what is found.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from minimegatron.comm.flight_recorder import FlightRecorder
 from minimegatron.comm.last_calls import SLOTS, Page
 from minimegatron.errors import ConfigError
 from minimegatron.launch import flight_dump
+from minimegatron.launch.flight_calls import Records
 from minimegatron.launch.ledger import Ledger
-from minimegatron.launch.mismatch import Finding, Records, first_mismatch
+from minimegatron.launch.mismatch import Finding, first_mismatch
 
 SIGNAL = signal.SIGUSR2
 HANG = "hang"  # number of the request of a rank that fails

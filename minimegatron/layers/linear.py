@@ -134,9 +134,15 @@ def linear(
     sequence_parallel: bool = False,
     store: WeightGradStore | None = None,
 ) -> torch.Tensor:
-    """`F.linear(x, A_r, b_r)`; torch's own function if there is nothing to overlap, to accumulate or to defer.
+    """`F.linear(x, A_r, b_r)`, by one of five functions.
 
-    Without gradients a weight may have been laid out for few rows (`kernels/laid_out`).
+    | case                                                                        | function                     |
+    |-----------------------------------------------------------------------------|------------------------------|
+    | no gradient is recorded                                                     | `ops.linear`                 |
+    | A is packed, and frozen                                                     | `PackedLinearFunction`       |
+    | nothing to overlap, to accumulate or to defer; torch's product is as fast   | torch's `F.linear`           |
+    | dgrad and wgrad are both computed in the backward pass                      | `LinearFunction`             |
+    | only one of them is, or wgrad is put into `store`                           | `_SplitLinearFunction`       |
 
     Args:
         tp: ranks that share A by its output features.

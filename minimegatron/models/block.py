@@ -7,6 +7,9 @@ A layer of a hybrid model is one of the two lines alone, whose mixer may be anot
 `layernorm_placement` may put norms after attention and MLP: norm(attention(norm(x))) and norm(mlp(norm(x))) (Gemma 2),
 or norm(attention(x)) and norm(mlp(x)) (OLMo 2).
 
+The parts of a layer are built from specs: a `ModuleSpec` (`models/spec`) names a class and fixed arguments, and
+`build_module(spec, ...)` calls the class with both.
+
 Layers are named by their *global* number: stage 1 of 2 in a 4-layer model holds `layers.2` and `layers.3`. So a
 parameter has the same name in every layout, and seeds, checkpoints and converters need no translation.
 
@@ -49,8 +52,8 @@ class TransformerLayer(nn.Module):
         rng: dropout streams.
         submodules: specs of `input_layernorm`, `MIXERS`, `post_self_attn_layernorm`, `pre_mlp_layernorm`, `MLPS`,
             `post_mlp_layernorm`; a norm without a spec is left out.
-        parts_of: the layer's number -> those of `MIXERS` and `MLPS` that it has: a mixer, which is the attribute
-            `self_attention`, an MLP, which is `mlp`, or both.
+        parts_of: number of a layer -> names of its parts: one of `MIXERS`, one of `MLPS`, or one of each. Whichever
+            they are, the mixer is the attribute `self_attention`, and the MLP is `mlp`.
 
     Raises:
         ConfigError: the attention module does not fit the layout, or cp > 1 and it does not declare
@@ -86,7 +89,7 @@ class TransformerLayer(nn.Module):
                 "share a sequence over cp",
                 fix="context_parallel_size = 1, or supports_context_parallel = True in its class if it can",
             )
-        numbered = (layer_number, rng) if mlp == "moe" else ()
+        numbered = (layer_number, rng) if mlp == "moe" else ()  # a router is named in messages, and draws
         self.mlp = build_module(submodules[mlp], config, mesh, *numbered) if mlp else None
         self.post_mlp_layernorm = norm("post_mlp_layernorm", mlp)
         self.dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)

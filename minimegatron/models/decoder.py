@@ -78,7 +78,7 @@ class GPTModel(nn.Module):
         ConfigError: the model does not fit the layout.
     """
 
-    is_stage = True
+    is_stage = True  # a spec that names this class is that of a stage, not of a layer (`models/contract`)
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class GPTModel(nn.Module):
         spec = spec or decoder_layer_spec(config)
         self.decoder = TransformerBlock(config, mesh, spec, numbers, post_process, rng)
         self.mtp: Any = None if predictions is None else build_module(predictions, config, mesh, spec, rng)
-        switch_precision(self, self.decoder, config, mesh)
-        add_lora(self, config)
-        pack_base(self, config)
+        switch_precision(self, self.decoder, config, mesh)  # linear layers in FP8, if the configuration says so,
+        add_lora(self, config)  # with adapters,
+        pack_base(self, config)  # and with their matrices quantised under these (QLoRA)
         self.value_head = ValueHead(config, mesh) if config.value_head and post_process else None
         self.output_layer = None
         self.wgrad_store: WeightGradStore | None = None
@@ -244,13 +244,15 @@ class GPTModel(nn.Module):
         before: torch.Tensor,
         logits_at: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """What a depth of `mtp` makes of new tokens in generation; each has at least `depth` tokens before it.
+        """Run one depth of multi-token prediction on new tokens in generation (`models/mtp`).
+
+        It reads each token, and the state that the depth before (0: the model) has made of the token before that one.
 
         Args:
-            depth: from 1 on; the depth before has its states of all rows `before`.
+            depth: from 1 on. Each token has at least `depth` tokens before it, of which depth - 1 has kept its states.
             tokens: [1, n] ids, as in `forward`.
             context: where they stand.
-            before: [n], the row of the token before each, as `context.rows` has those of the tokens.
+            before: [n], where the states of the token before each are kept; `context.rows` says it of the tokens.
             logits_at: [k] places in the row, or None.
 
         Returns:
@@ -304,7 +306,7 @@ class GPTModel(nn.Module):
             self.mesh.tp,
             vocab_size=self.config.vocab_size,
             kernels=self.config.kernels,
-            over=True,
+            over=True,  # nobody else reads these logits: their gradient may be written in their place
         ).t()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ optimizer and the checkpoints are those of pre-training.
 | `programs`, `limited`, `limited_child` | functions to be written; an answer that is run, and what it may use |
 | `rollouts`      | answers drawn by the engine in a layout of its own, as a training set                     |
 | `on_policy`     | rows whose answers the student draws, for a teacher to score                              |
-| `prune`         | the parts of a model that a text uses most, as a smaller model; no task                   |
+| `importance`    | what each part of a model gives to the rest on a text                                     |
+| `prune`         | the parts that give most, as a smaller model; no task                                     |
 | `sft`, `dpo`, `reward`, `grpo`, `ppo`, `distill` | the tasks; `tasks` has them by the names of their commands   |
 """

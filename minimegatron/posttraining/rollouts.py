@@ -48,6 +48,7 @@ from minimegatron.data.gpt_dataset import Batch, Dataset
 from minimegatron.data.tokenizer import Tokenizer
 from minimegatron.errors import DataError
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import complete
 from minimegatron.inference.refit import Refit
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.sequence import FinishReason, Request
@@ -187,7 +188,7 @@ class Sampler:
                     log_probs=0,
                 )
             )
-        drawn = [made for (made,) in self.engine.complete(requests)]
+        drawn = [made for (made,) in complete(self.engine, requests)]
         for (_, _, episode), made in zip(playing, drawn, strict=True):
             text = made.answer[:-1] if made.reason is FinishReason.STOP else made.answer
             episode.answers.append(self.tokenizer.detokenize(text))

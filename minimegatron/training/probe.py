@@ -13,7 +13,7 @@ Hooks hand each of them to a function of the caller's, with its place:
 
 Names are those of the logical model, so a module has the same name in every layout and on every stage of a pipeline.
 What a stage has that depends on the cut, itself and its stack of layers, is left out; the losses of tokens are seen.
-`training/twin` compares what two runs see, `training/rerun` looks for the first number that is not finite.
+`training/comparison` compares what two runs see, `training/rerun` looks for the first number that is not finite.
 Without a probe there are no hooks, and nothing costs anything. A probe reads tensors only, so the run stays as it is.
 """
 

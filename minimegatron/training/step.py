@@ -172,7 +172,7 @@ def train_step(
     forward_backward_func = options.forward_backward_func or get_forward_backward_func(model)
 
     model.zero_grad_buffer()
-    with hooks.passes(optimizer.loss_scale / divisor * options.counts_per_token):
+    with hooks.passes(optimizer.loss_scale / divisor * options.counts_per_token):  # factor of a token's loss
         tokens, reports = forward_backward_func(
             forward_step, data_iterator, model, num_microbatches, lambda loss: optimizer.scale_loss(loss / divisor)
         )
@@ -184,7 +184,7 @@ def train_step(
     totals = reduce_reports(
         reports, model, num_tokens=num_tokens, hook_tables=hooks.tables(), asks_to_stop=options.asks_to_stop
     )
-    mark_losses(totals.losses)
+    mark_losses(totals.losses)  # in the trace, if one is recorded
     if totals.num_tokens == 0:
         raise BadStep(
             "all labels of this batch are masked: there is no loss to lower, and nothing has moved",

@@ -28,8 +28,8 @@ def test_generation_is_compared_where_the_words_are_the_same(capsys, monkeypatch
     monkeypatch.setattr("sys.argv", ["generate", "--smoke"])
     generate.main()
     assert "words per CPU-second" in capsys.readouterr().out
-    made = generate.Engine.generate
-    monkeypatch.setattr(generate.Engine, "generate", lambda self, prompts, new: made(self, prompts, new - 1))
+    made = generate.generate
+    monkeypatch.setattr(generate, "generate", lambda engine, prompts, new: made(engine, prompts, new - 1))
     with pytest.raises(SystemExit, match="other words"):
         generate.main()
 

@@ -27,6 +27,7 @@ from minimegatron.evaluation.likelihood import (
     text_requests,
     windows,
 )
+from minimegatron.inference.generate import complete
 from tests.inference.models import ours, theirs
 from tests.inference.test_command import published
 
@@ -63,7 +64,7 @@ def test_a_text_is_as_likely_as_transformers_finds_its_windows(tokenizer):
     engine.max_model_len = engine.scheduler.max_model_len = 24
     for stride in (None, 7):
         asked = text_requests(TEXT, tokenizer, 24, stride)
-        found = [Likelihood.of(answer) for (answer,) in engine.complete(asked)]
+        found = [Likelihood.of(answer) for (answer,) in complete(engine, asked)]
         ids = [96, *tokenizer.tokenize(TEXT)]
         assert sum(one.tokens for one in found) == len(ids) - 1
         total = at = 0.0
@@ -81,7 +82,7 @@ def test_a_text_is_as_likely_as_transformers_finds_its_windows(tokenizer):
 def test_choices_are_as_likely_as_transformers_finds_them(tokenizer):
     questions = [Question("7 + 5 =", ("12", "11", "a hundred"), 0), Question("Who? ", ("I", "you"), 1)]
     engine = engine_of(ours("llama2"))
-    found = [Likelihood.of(answer) for (answer,) in engine.complete(question_requests(questions, tokenizer, 40))]
+    found = [Likelihood.of(answer) for (answer,) in complete(engine, question_requests(questions, tokenizer, 40))]
     at = iter(found)
     for each in questions:
         for choice in each.choices:

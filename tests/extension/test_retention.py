@@ -89,7 +89,7 @@ def test_it_generates_from_its_own_state():
 
 
 def test_its_step_is_recorded():
-    played = Engine(model_of(), recorder=OnACpu()).generate(PROMPTS, 9)
+    played = generate(Engine(model_of(), recorder=OnACpu()), PROMPTS, 9)
     assert [c.tokens for c in played] == [c.tokens for c in generate(model_of(), PROMPTS, 9)]
 
 

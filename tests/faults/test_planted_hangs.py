@@ -11,7 +11,8 @@ import pytest
 
 from labkit.ranks.torchrun import launch
 from minimegatron.commands import flight_recorder as command
-from minimegatron.launch.mismatch import Records, first_mismatch
+from minimegatron.launch.flight_calls import Records
+from minimegatron.launch.mismatch import first_mismatch
 from tests.faults import helpers, planted
 
 PLANTED = helpers.VICTIM.with_name("planted.py")

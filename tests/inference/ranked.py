@@ -16,8 +16,8 @@ from minimegatron.commands.generate import continue_prompt, parse
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.errors import MinimegatronError
 from minimegatron.inference.adapters import load_adapters
-from minimegatron.inference.engine import Continuation, Engine, EngineConfig
-from minimegatron.inference.generate import generate
+from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import Continuation, generate, score
 from minimegatron.inference.grammar import Grammars
 from minimegatron.inference.loading import load
 from minimegatron.inference.paged_cache import PagedCache
@@ -158,7 +158,7 @@ def pages_of_stages(rank: int, world: int, model: Weights, config: EngineConfig)
     """Pages and bytes of a stage, the first with one layer, and a continuation of 10 tokens that fills them."""
     layout = {"pipeline_model_parallel_size": world, "num_layers_in_first_pipeline_stage": 1}
     engine = Engine(build(*model, **layout), config)
-    made = engine.generate([[5, 9, 3, 7, 7, 50, 60, 5, 9, 3]], 12)
+    made = generate(engine, [[5, 9, 3, 7, 7, 50, 60, 5, 9, 3]], 12)
     return engine.scheduler.blocks.num_pages, engine.runner.cache.nbytes, made[0].tokens
 
 
@@ -221,7 +221,7 @@ def scores(
         engine = Engine(
             build(*model, **layout), EngineConfig(64, page_size=4, max_num_seqs=3, max_num_batched_tokens=5)
         )
-        found += [engine.score(sequences), engine.score(sequences)]
+        found += [score(engine, sequences), score(engine, sequences)]
     return found
 
 
@@ -275,5 +275,5 @@ def adapted_answers(
 def packed_words(rank: int, world: int, folder: Path) -> tuple[list[Continuation], int]:
     """(greedy answers of a quantised folder over tp, how many of its matrices are packed)."""
     model = load(open_model(folder), Mesh.build(ParallelConfig(tensor_model_parallel_size=world)), "fp32")
-    found = Engine(model, EngineConfig(64, max_num_seqs=2, max_num_batched_tokens=8)).generate(PROMPTS, 12)
+    found = generate(Engine(model, EngineConfig(64, max_num_seqs=2, max_num_batched_tokens=8)), PROMPTS, 12)
     return found, len(packed_of(model))

@@ -12,6 +12,7 @@ from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.errors import ConfigError
 from minimegatron.inference import runner
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import generate
 from minimegatron.inference.runner import WARMUP_STEPS, RecordedStep
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from tests.inference.models import ours, weights
@@ -38,7 +39,7 @@ def test_played_is_computed(name, params):
     engine = Engine(ours(name), SHORT, recorder=recorder)
     plain = Engine(ours(name), SHORT)
     for seed, prompts in ((1, PROMPTS), (2, PROMPTS[::-1])):
-        played, computed = (e.generate(prompts, 12, params, seed=seed) for e in (engine, plain))
+        played, computed = (generate(e, prompts, 12, params, seed=seed) for e in (engine, plain))
         assert words(played) == words(computed)
         for a, b in zip(played, computed, strict=True):
             assert a.log_probs == pytest.approx(b.log_probs, abs=1e-5)  # batches of other sizes add in another order
@@ -54,11 +55,11 @@ def test_another_power_of_two_or_another_way_to_draw_has_a_recording_of_its_own(
         (PROMPTS, SAMPLED),
         (PROMPTS + PROMPTS[:1], GREEDY),
     ):
-        engine.generate(prompts, 7, params)
+        generate(engine, prompts, 7, params)
     assert recorder.events.count("record") == 3
     warmer = SamplingParams(1.5, 5, 0.5)
-    assert words(engine.generate(PROMPTS, 9, warmer)) == words(
-        Engine(ours("mistral"), SHORT).generate(PROMPTS, 9, warmer)
+    assert words(generate(engine, PROMPTS, 9, warmer)) == words(
+        generate(Engine(ours("mistral"), SHORT), PROMPTS, 9, warmer)
     )
     assert recorder.events.count("record") == 3, "other parameters are other numbers in the same recording"
 
@@ -104,7 +105,7 @@ def counting(run):
 def test_what_a_graph_would_get_wrong_is_seen(monkeypatch, mistake, words):
     monkeypatch.setattr(RecordedStep, "_step", mistake(RecordedStep._step))
     with pytest.raises(AssertionError, match=words):
-        Engine(ours("mistral"), EngineConfig(max_model_len=96), recorder=OnACpu()).generate(PROMPTS, 24)
+        generate(Engine(ours("mistral"), EngineConfig(max_model_len=96), recorder=OnACpu()), PROMPTS, 24)
 
 
 @SLOW
@@ -112,15 +113,15 @@ def test_the_step_is_one_graph_for_torch_compile(monkeypatch):
     """Traced as a whole, without a break, and the same words; what fuses kernels after that is torch's own."""
     monkeypatch.setattr(runner, "compile_whole", lambda run: torch.compile(run, fullgraph=True, backend="aot_eager"))
     compiled, plain = Engine(ours("mistral"), SHORT, compiled=True), Engine(ours("mistral"), SHORT)
-    assert words(compiled.generate(PROMPTS, 8, SAMPLED)) == words(plain.generate(PROMPTS, 8, SAMPLED))
+    assert words(generate(compiled, PROMPTS, 8, SAMPLED)) == words(generate(plain, PROMPTS, 8, SAMPLED))
 
 
 @pytest.mark.thorough
 def test_compiled_is_computed():
     compiled, plain = Engine(ours("mistral"), SHORT, compiled=True), Engine(ours("mistral"), SHORT)
     with torch._inductor.config.patch(compile_threads=1):  # more would stay behind, waiting for work
-        found = compiled.generate(PROMPTS, 8, SAMPLED)
-    assert words(found) == words(plain.generate(PROMPTS, 8, SAMPLED))
+        found = generate(compiled, PROMPTS, 8, SAMPLED)
+    assert words(found) == words(generate(plain, PROMPTS, 8, SAMPLED))
 
 
 @pytest.mark.slow

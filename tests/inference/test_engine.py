@@ -12,6 +12,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.scheduler import Scheduler
 from minimegatron.inference.sequence import FinishReason, Request
@@ -287,7 +288,7 @@ def test_an_answer_goes_on_with_new_weights():
 
 def test_generate_leaves_nothing_and_finds_nothing_under_way(monkeypatch):
     engine = Engine(model_of("gpt2"), SMALL)
-    whole = engine.generate([TEXT, TEXT[:3]], 6)
+    whole = generate(engine, [TEXT, TEXT[:3]], 6)
     step = engine.step
 
     def interrupted():
@@ -298,15 +299,15 @@ def test_generate_leaves_nothing_and_finds_nothing_under_way(monkeypatch):
     engine.steps = 0
     monkeypatch.setattr(engine, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        engine.generate([TEXT, TEXT[:3]], 6)
+        generate(engine, [TEXT, TEXT[:3]], 6)
     monkeypatch.undo()
     assert engine.scheduler.blocks.available == engine.scheduler.blocks.capacity
-    assert [c.tokens for c in engine.generate([TEXT, TEXT[:3]], 6)] == [c.tokens for c in whole]
+    assert [c.tokens for c in generate(engine, [TEXT, TEXT[:3]], 6)] == [c.tokens for c in whole]
     engine.add_request(Request((1,), 2), "mine")
     with pytest.raises(DataError, match="there is a request 'mine' already"):
         engine.add_request(Request((1,), 2), "mine")
     with pytest.raises(ConfigError, match="generate while 1 requests are under way"):
-        engine.generate([TEXT], 6)
+        generate(engine, [TEXT], 6)
 
 
 @pytest.mark.parametrize(
@@ -340,5 +341,5 @@ def test_stages_that_keep_more_decide_how_many_pages_there_are(ranks):
     model = weights("deepseek_v3")
     per_token = 4 * (20 + 8)  # the latent and the turned key of a layer
     found = ranks(2).run(pages_of_stages, model, EngineConfig(page_size=4, cache_bytes=24 * 2 * per_token))
-    alone = Engine(ours("deepseek_v3"), EngineConfig(page_size=4)).generate([TEXT], 12)[0].tokens
+    alone = generate(Engine(ours("deepseek_v3"), EngineConfig(page_size=4)), [TEXT], 12)[0].tokens
     assert found == [(1 + 6, per_token * 4 * 7 * layers_, alone) for layers_ in (1, 2)]

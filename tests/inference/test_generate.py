@@ -110,11 +110,11 @@ def test_log_probabilities_are_teacher_forced(params):
 
 def test_neighbours_change_nothing():
     engine = Engine(ours("mistral"))
-    first = engine.generate(PROMPTS, 12, SAMPLED, seed=3)
-    again = engine.generate(PROMPTS, 12, SAMPLED, seed=3)
-    alone = engine.generate(PROMPTS[:1], 12, SAMPLED, seed=3)
+    first = generate(engine, PROMPTS, 12, SAMPLED, seed=3)
+    again = generate(engine, PROMPTS, 12, SAMPLED, seed=3)
+    alone = generate(engine, PROMPTS[:1], 12, SAMPLED, seed=3)
     assert first == again and first[0].tokens == alone[0].tokens
-    assert first != engine.generate(PROMPTS, 12, SAMPLED, seed=4)
+    assert first != generate(engine, PROMPTS, 12, SAMPLED, seed=4)
 
 
 def test_a_stop_id_ends_a_sequence_and_not_its_neighbours():
@@ -131,10 +131,10 @@ def test_a_stop_id_ends_a_sequence_and_not_its_neighbours():
 
 def test_no_step_is_taken_when_all_have_stopped():
     engine = Engine(ours("gpt2"))
-    first = engine.generate(PROMPTS[:1], 9)[0].tokens
+    first = generate(engine, PROMPTS[:1], 9)[0].tokens
     steps = engine.steps
-    assert engine.generate(PROMPTS[:1], 9, stop_ids=first[:1])[0].tokens == first[:1]
-    assert engine.steps == steps + 1 and engine.generate([], 9) == []
+    assert generate(engine, PROMPTS[:1], 9, stop_ids=first[:1])[0].tokens == first[:1]
+    assert engine.steps == steps + 1 and generate(engine, [], 9) == []
 
 
 def test_the_context_is_never_left():

@@ -15,6 +15,7 @@ import torch
 
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import complete
 from minimegatron.inference.grammar import (
     Grammars,
     GrammarState,
@@ -210,13 +211,13 @@ def test_a_parser_that_gives_up_ends_its_answer_alone(monkeypatch):
     """This vocabulary has no word for a part of the answer, which shows when all before it is there."""
     made = engine()
     with pytest.raises(DataError, match="the grammar's parser gave up"):
-        made.complete([Request((5, 9), 9, grammar=of_choice(["ab\u20ac"])), Request((5, 9), 9)])
+        complete(made, [Request((5, 9), 9, grammar=of_choice(["ab\u20ac"])), Request((5, 9), 9)])
     assert not made.has_work and made.scheduler.blocks.available == made.scheduler.blocks.capacity
     nothing = property(lambda self: "too much")
     monkeypatch.setattr(GrammarState, "failure", nothing)
     made.grammars = Grammars(WORDS, VOCABULARY)
     with pytest.raises(ConfigError, match="the grammar cannot be read: too much"):
-        made.complete([Request((5, 9), 9, grammar=of_choice(["ab"]))])
+        complete(made, [Request((5, 9), 9, grammar=of_choice(["ab"]))])
 
 
 @pytest.mark.parametrize(

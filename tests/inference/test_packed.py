@@ -12,6 +12,7 @@ from minimegatron.checkpoint.conversion import open_model
 from minimegatron.comm.mesh import Mesh
 from minimegatron.errors import ConfigError
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import generate
 from minimegatron.inference.loading import load
 from minimegatron.inference.refit import Refit, weights_of
 from minimegatron.layers.lora import packed_of
@@ -30,7 +31,7 @@ def small(name: str, scheme: str, folder: Path, dtype: torch.dtype = torch.float
 
 def answers(model: Any) -> list[Any]:
     config = EngineConfig(64, max_num_seqs=2, max_num_batched_tokens=8)
-    return Engine(model, config).generate(PROMPTS, 12)
+    return generate(Engine(model, config), PROMPTS, 12)
 
 
 def close(found: list[Any], wanted: list[Any]) -> bool:

@@ -21,6 +21,7 @@ from minimegatron.config import ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.inference import refit as module
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import generate
 from minimegatron.inference.refit import Held, Refit, weights_of
 from minimegatron.inference.sequence import Request
 from minimegatron.layers.logical import load_logical
@@ -81,7 +82,7 @@ def handed_over(rank: int, world: int, ways: list[Way], root: Path) -> list[dict
         mesh, case = Mesh.build(ParallelConfig(**way.engine)), way.trainer
         trainer = parallel_model(dataclasses.replace(case, seed=1), Mesh.build(case.parallel))
         engine, fresh = (Engine(way.built(mesh, way.params_dtype), EngineConfig(64, page_size=4)) for _ in range(2))
-        old = engine.generate(PROMPTS, 6)
+        old = generate(engine, PROMPTS, 6)
         cast = case.config.params_dtype != way.params_dtype
         refit = Refit(model_weights(trainer), engine, cast=cast)
         refused = error_of(lambda t=trainer, e=engine: Refit(model_weights(t), e))  # type: ignore[misc]
@@ -91,9 +92,9 @@ def handed_over(rank: int, world: int, ways: list[Way], root: Path) -> list[dict
         load = zip(logical_parameters(fresh.model), logical_parameters(stored), strict=True)
         for (_, param), (_, value) in load:
             param.detach().copy_(value)
-        want = fresh.generate(PROMPTS, 6)
+        want = generate(fresh, PROMPTS, 6)
         versions = [refit(model_weights(trainer)) for _ in range(2)]
-        made = engine.generate(PROMPTS, 6)
+        made = generate(engine, PROMPTS, 6)
         pairs = zip(logical_parameters(engine.model), logical_parameters(fresh.model), strict=True)
         found.append(
             {
@@ -132,15 +133,15 @@ def serial(seed: int) -> Any:
 
 def test_a_page_of_other_weights_is_not_read(monkeypatch):
     """And if the version stayed, it would be."""
-    trainer, want = weights_of(serial(1)), Engine(serial(1), EngineConfig(64, page_size=4)).generate(PROMPTS, 6)
+    trainer, want = weights_of(serial(1)), generate(Engine(serial(1), EngineConfig(64, page_size=4)), PROMPTS, 6)
     for told in (True, False):
         engine = Engine(serial(7), EngineConfig(64, page_size=4))
-        engine.generate(PROMPTS, 6)
+        generate(engine, PROMPTS, 6)
         if not told:
             monkeypatch.setattr(engine, "new_weights", lambda: 0)
         Refit(trainer, engine)(trainer)
         hits = engine.scheduler.blocks.hits
-        made = engine.generate(PROMPTS, 6)
+        made = generate(engine, PROMPTS, 6)
         close = [a.log_probs == pytest.approx(b.log_probs, abs=1e-6) for a, b in zip(made, want, strict=True)]
         assert all(close) == told and (engine.scheduler.blocks.hits == hits) == told
 
@@ -155,7 +156,7 @@ def test_who_is_under_way_goes_on_with_the_new_weights():
         outputs += engine.step()
     tokens = [token for output in outputs for token in output.tokens]
     assert [output.weight_version for output in outputs] == [0] * 3 + [1] * 5
-    (want,) = Engine(serial(1)).generate([PROMPTS[0] + tokens[:3]], 5)
+    (want,) = generate(Engine(serial(1)), [PROMPTS[0] + tokens[:3]], 5)
     assert tokens[3:] == want.tokens
 
 

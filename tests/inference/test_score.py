@@ -9,6 +9,7 @@ import torch
 
 from minimegatron.errors import ConfigError, NumericsError
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import complete, generate, score
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.inference.sequence import Request
 from tests.inference.models import ours, theirs, weights
@@ -48,17 +49,17 @@ def assert_close(found, want):
 def test_scores_are_teacher_forced(name, budget):
     config = EngineConfig(42, page_size=4, num_pages=14, max_num_seqs=3, max_num_batched_tokens=budget)
     engine = Engine(ours(name), config)  # room for one of the longest and little else: some lose their pages
-    assert_close(engine.score(SEQUENCES), teacher_forced(name, SEQUENCES))
+    assert_close(score(engine, SEQUENCES), teacher_forced(name, SEQUENCES))
     hits = engine.scheduler.blocks.hits
-    assert_close(engine.score(SEQUENCES[:3], temperature=0.7), teacher_forced(name, SEQUENCES[:3], 0.7))
+    assert_close(score(engine, SEQUENCES[:3], temperature=0.7), teacher_forced(name, SEQUENCES[:3], 0.7))
     assert engine.scheduler.blocks.hits > hits, "no page was found again"
     engine.scheduler.blocks.check([])
 
 
 def test_what_was_generated_is_scored_alike():
     engine, params = Engine(ours("mistral")), SamplingParams(0.8, 20, 0.95)
-    made = engine.generate(PROMPTS, 9, params, seed=2)
-    found = engine.score([(p, m.tokens) for p, m in zip(PROMPTS, made, strict=True)], temperature=0.8)
+    made = generate(engine, PROMPTS, 9, params, seed=2)
+    found = score(engine, [(p, m.tokens) for p, m in zip(PROMPTS, made, strict=True)], temperature=0.8)
     assert_close(found, [m.log_probs for m in made])
     assert engine.drawn_tokens == 27, "a score draws nothing"
 
@@ -92,7 +93,7 @@ def test_a_score_has_one_version():
             param.mul_(1.1)
     engine.new_weights()
     (output,) = [output for _ in range(3) for output in engine.step()]
-    (want,) = Engine(model).score([(LONG[:1], LONG[1:20])])
+    (want,) = score(Engine(model), [(LONG[:1], LONG[1:20])])
     assert sequence.prompt_log_probs == pytest.approx(want, abs=1e-6) and output.tokens == ()
     assert output.weight_version == 1
 
@@ -100,13 +101,13 @@ def test_a_score_has_one_version():
 def test_refusals():
     engine = Engine(build(*weights("llama2")))
     with pytest.raises(ConfigError, match="the first token has none before it"):
-        engine.score([((), (1, 2))])
+        score(engine, [((), (1, 2))])
     with pytest.raises(ConfigError, match="max_new_tokens is 0 and n is 2"):
-        engine.complete([Request((1, 2), 0, n=2, prompt_log_probs=0)])
+        complete(engine, [Request((1, 2), 0, n=2, prompt_log_probs=0)])
     with torch.no_grad():
         engine.model.embedding.word_embeddings.weight[7] = math.nan
     with pytest.raises(NumericsError) as error:
-        engine.score([((1, 2), (3,)), ((1, 2), (3, 7, 4))])
+        score(engine, [((1, 2), (3,)), ((1, 2), (3, 7, 4))])
     assert error.value.where == "prompt 1, token 4"
 
 
@@ -114,6 +115,6 @@ def test_a_text_that_fills_all_pages_is_scored():
     model = ours("llama2")
     text = ids(1, 32)[0].tolist()
     small = Engine(model, EngineConfig(max_model_len=32, num_pages=2, max_num_seqs=1))
-    (scores,) = small.score([(text[:1], text[1:])])
-    (want,) = Engine(model).score([(text[:1], text[1:])])
+    (scores,) = score(small, [(text[:1], text[1:])])
+    (want,) = score(Engine(model), [(text[:1], text[1:])])
     assert scores == pytest.approx(want, abs=1e-5)

@@ -110,7 +110,7 @@ def test_turning_and_keeping_at_once_is_torchs(n, groups, shared, channels, inte
         pages = [torch.full((15, groups, 4, d), 7.0).transpose(1, 2) for _ in "kv"]
         pages = pages if by_head else [page.contiguous() for page in pages]
         with torch.inference_mode():
-            q = ops.turn_and_keep(packed, angle.cos(), angle.sin(), interleaved, *pages, rows, kernels=kernels)
+            q = ops.rope_and_keep(packed, angle.cos(), angle.sin(), interleaved, *pages, rows, kernels=kernels)
         found.append((q, *pages))
     assert torch.equal(found[0][2], found[1][2])  # values are copied
     close(found[0], [t.double() for t in found[1]], torch.float32)

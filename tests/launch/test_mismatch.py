@@ -14,7 +14,8 @@ import torch
 from minimegatron.commands import flight_recorder as command
 from minimegatron.errors import ConfigError
 from minimegatron.launch import flight_dump
-from minimegatron.launch.mismatch import Finding, Records, first_mismatch, table
+from minimegatron.launch.flight_calls import Records, table
+from minimegatron.launch.mismatch import Finding, first_mismatch
 from tests.launch.flight import Axes, all_recorded, for_ever, gathers, recorded, sums
 
 Fault = Callable[[int, Axes], object]

@@ -20,7 +20,7 @@ from minimegatron.commands.quantize import load_alone
 from minimegatron.config import TransformerConfig
 from minimegatron.config.same_model import differing
 from minimegatron.errors import ConfigError
-from minimegatron.posttraining import prune
+from minimegatron.posttraining import importance, prune
 from tests.checkpoint.test_export import write_tokenizer
 from tests.inference.models import theirs
 from tests.inference.ranked import ids, logits_of_folder
@@ -155,7 +155,7 @@ def test_scores_are_those_of_transformers_activations(tmp_path: Path) -> None:
     model = theirs("llama2")
     whole, _ = pruned(model, tmp_path, {"ffn_hidden_size": 90})
     tokens = text_of(tmp_path)
-    scores = prune.measure(load_alone(open_model(whole)), tokens)
+    scores = importance.measure(load_alone(open_model(whole)), tokens)
     seen: dict[str, torch.Tensor] = {}
     hooks = [
         module.register_forward_hook(
@@ -189,7 +189,7 @@ def test_heads_and_neurons_that_go_are_as_if_they_were_0(tmp_path: Path) -> None
     whole, small = pruned(theirs("qwen3"), tmp_path, targets)
     model = load_alone(open_model(whole))
     config, tokens = model.config, text_of(tmp_path)
-    kept = prune.choose(config, prune.sizes_after(config, targets), prune.measure(model, tokens), [])
+    kept = prune.choose(config, prune.sizes_after(config, targets), importance.measure(model, tokens), [])
     for n, layer in model.layers.items():
         assert [head // 2 for head in kept.heads[n].flatten().tolist()] == [0, 1]
         gone = torch.ones(4, dtype=torch.bool).index_fill(0, kept.heads[n].flatten(), False)
@@ -204,7 +204,7 @@ def test_a_norm_keeps_the_scale_of_what_it_gives(tmp_path: Path) -> None:
     config = TransformerConfig(hidden_size=8, num_attention_heads=2, num_layers=1, normalization="RMSNorm")
     shares = torch.tensor([0.5, 1.25, 1.25, 1.25, 0.5, 1.25, 1.0, 1.0], dtype=torch.float64)
     names = ["decoder.layers.0.input_layernorm", "decoder.final_layernorm"]
-    scores = prune.Scores({}, {}, shares, dict.fromkeys(names, shares), {0: 0.5})
+    scores = importance.Scores({}, {}, shares, dict.fromkeys(names, shares), {0: 0.5})
     kept = prune.choose(config, {**{n: getattr(config, n) for n in prune.TARGETS}, "hidden_size": 6}, scores, [])
     assert kept.hidden is not None and kept.hidden.tolist() == [1, 2, 3, 5, 6, 7]
     assert kept.factors == pytest.approx(dict.fromkeys(names, (7 / 6) ** 0.5))

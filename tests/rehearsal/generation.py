@@ -9,6 +9,7 @@ import torch
 from minimegatron.comm.mesh import Mesh
 from minimegatron.cuda_graphs import CudaRecorder
 from minimegatron.inference.engine import Engine
+from minimegatron.inference.generate import generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
@@ -35,7 +36,7 @@ def outcome(options: dict[str, Any], device: str) -> dict[str, Any]:
     engine = Engine(model, recorder=CudaRecorder(torch.device("cuda", 0)) if recorded else None)
     sampling = SamplingParams(temperature=0.8, top_k=10, top_p=0.9) if options.get("sampled") else GREEDY
     with RECORD.phase("generate"):
-        found = engine.generate(PROMPTS, NEW, sampling, stop_ids=[0])
+        found = generate(engine, PROMPTS, NEW, sampling, stop_ids=[0])
     return {
         "device": device,
         "tokens": [one.tokens for one in found],

@@ -30,12 +30,15 @@ from minimegatron.layers.moe.permutation import Reorder
 from minimegatron.layers.param import logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.parallel.data import finalize
-from minimegatron.training import build, twin
+from minimegatron.training import build
 from minimegatron.training.arguments import parse_args
+from minimegatron.training.comparison.findings import Comparison
+from minimegatron.training.comparison.twice import twice
+from minimegatron.training.comparison.twin import compare_with_twin
+from minimegatron.training.comparison.verdict import verdict
 from minimegatron.training.rerun import origin
 from minimegatron.training.step import forward_step as plain_step
 from minimegatron.training.task import Task
-from minimegatron.training.twice import twice
 from tests.mock_data import few_documents
 from tests.parallel.test_serial_twin import _MISTAKES
 from tests.thorough import SLOW, mostly_thorough
@@ -184,16 +187,14 @@ def _doubling(real: Any) -> Any:
     return sums
 
 
-def compared(rank: int, world: int, line: str, mistake: str | None = None, **options: Any) -> twin.Comparison:
+def compared(rank: int, world: int, line: str, mistake: str | None = None, **options: Any) -> Comparison:
     """The comparison of a layout with one process, while the mistake is made."""
     norms = "" if "--multi-latent" in line else "--qk-layernorm"
     flags = f"{norms} --global-batch-size 2 {line}" if "global-batch" not in line else f"{norms} {line}"
     trainer = trainer_of(f"--num-layers 2 {flags}", world)
     batch = trainer.batch_sizes.global_batch_size_at(0)
     with contextlib.nullcontext() if mistake is None else COMPARED[mistake][1](rank):
-        return twin.compare_with_twin(
-            trainer.run, trainer.mesh, trainer.train_set, batch, trainer.forward_step, **options
-        )
+        return compare_with_twin(trainer.run, trainer.mesh, trainer.train_set, batch, trainer.forward_step, **options)
 
 
 QUICK = ["nothing", "a sum over tp left out", "a backward pass of a rank"]
@@ -210,8 +211,8 @@ def test_the_first_tensor_that_differs_is_named(ranks: Any, mistake: str) -> Non
         assert first is None and max(d.distance for d in results[0].differences) < 1e-9
         return
     assert first is not None
-    assert (first.phase, first.ranks) == (phase, wrong) and name in first.name, twin.verdict(results[0])
-    what, where, fix = twin.verdict(results[0])
+    assert (first.phase, first.ranks) == (phase, wrong) and name in first.name, verdict(results[0])
+    what, where, fix = verdict(results[0])
     assert name in what and fix and ("rank" in where)
 
 
@@ -240,7 +241,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(("world", "line"), mostly_thorough(LAYOUTS, [6]))
 def test_every_tensor_of_a_layout_has_its_part_in_one_process(ranks: Any, world: int, line: str) -> None:
     (result, *_) = ranks(world).run(compared, line, timeout=120)
-    assert result.first is None, twin.verdict(result)
+    assert result.first is None, verdict(result)
     assert not result.left_out and len(result.differences) > 60
 
 
@@ -248,12 +249,12 @@ def test_every_tensor_of_a_layout_has_its_part_in_one_process(ranks: Any, world:
 @pytest.mark.parametrize("line", [f"{SP} --bf16 --swiglu", f"{PP} --bf16 --global-batch-size 4", f"{CP}"])
 def test_the_limit_in_the_runs_own_precision_is_measured(ranks: Any, line: str) -> None:
     (result, _) = ranks(2).run(compared, line, exact=False, timeout=90)
-    assert result.first is None, twin.verdict(result)
+    assert result.first is None, verdict(result)
     (wrong, _) = ranks(2).run(compared_wrong, line, timeout=90)
     assert wrong.first is not None
 
 
-def compared_wrong(rank: int, world: int, line: str) -> twin.Comparison:
+def compared_wrong(rank: int, world: int, line: str) -> Comparison:
     """One percent, on one rank, in bf16."""
     with on_rank_one(CoreAttention, "forward", lambda real: lambda self, q, *rest: real(self, q, *rest) * 1.2)(rank):
         return compared(rank, world, line, exact=False)

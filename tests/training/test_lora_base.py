@@ -17,6 +17,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import generate
 from minimegatron.inference.loading import load
 from minimegatron.inference.refit import weights_of
 from minimegatron.layers.logical import draw, gather_logical
@@ -163,7 +164,7 @@ def test_a_checkpoint_has_the_adapters_and_finds_its_base(
     mine = load(opened, Mesh.serial(), "fp32")
     plain = load(opened, Mesh.serial(), "fp32", packed=False)
     assert len(packed_of(mine)) == 8 and not packed_of(plain)
-    made = [Engine(m, EngineConfig(64, max_num_seqs=2)).generate(PROMPTS, 8) for m in (mine, plain)]
+    made = [generate(Engine(m, EngineConfig(64, max_num_seqs=2)), PROMPTS, 8) for m in (mine, plain)]
     assert close(*made)
     with pytest.raises(ConfigError, match="beside packed weights are not merged") as caught:
         merge(mine)
@@ -173,7 +174,7 @@ def test_a_checkpoint_has_the_adapters_and_finds_its_base(
     assert main(merging) == 2 and "a sum is no multiple of their scales" in capsys.readouterr().err
     assert main([*merging, "--dequantize"]) == 0
     merged = load(open_model(tmp_path / "merged"), Mesh.serial(), "fp32")
-    assert close(Engine(merged, EngineConfig(64, max_num_seqs=2)).generate(PROMPTS, 8), made[0])
+    assert close(generate(Engine(merged, EngineConfig(64, max_num_seqs=2)), PROMPTS, 8), made[0])
     assert main(["lora", "export", "--load", str(tmp_path / "cut"), "--save", str(tmp_path / "adapter")]) == 0
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
 

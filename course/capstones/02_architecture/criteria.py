@@ -4,7 +4,7 @@
 |--------------------------------------------|------------------------------------------------------------------------|
 | formula, gradients                         | the hand-in's own reference; difference quotients                      |
 | causal, documents                          | itself, with one token changed                                         |
-| tensor_parallel, pipeline, recompute, ...  | itself in one process, in fp64: every tensor (`training/twin`)         |
+| tensor_parallel, pipeline, recompute, ...  | itself in one process, in fp64: every tensor (`comparison/twin`)       |
 | resharded, generation                      | itself: one checkpoint in two layouts; passes over the whole sequence  |
 | planned                                    | tensors that are counted while it trains                               |
 | learns                                     | what a model without a memory could reach                              |

@@ -10,7 +10,7 @@ Everything is computed in fp64, but for training and the memory of a run.
 | `referred`    | what the hand-in's reference makes of them                                               |
 | `slopes`      | of each parameter the derivative in a direction: by autograd, and by two forward passes  |
 | `disturbed`   | how far logits move when one token is another                                            |
-| `compared`    | the first tensor in which a layout differs from one process (`training/twin`)            |
+| `compared`    | the first tensor in which a layout differs from one process (`training/comparison`)      |
 | `recomputed`  | distances of gradients with recompute from those without                                 |
 | `trained`     | losses and norms of steps, and memory that was predicted and counted                     |
 | `generated`   | how far logits from kept states are from those of the whole sequence, and greedy words   |
@@ -39,18 +39,21 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config.run import RunConfig
 from minimegatron.data.tokenizer import NullTokenizer
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import generate
 from minimegatron.layers.logical import gather_logical
 from minimegatron.layers.param import layout_of, logical_name, logical_parameters
 from minimegatron.models.chunks import build_model_chunks
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import spec_from_name
 from minimegatron.training.build import build_trainer
+from minimegatron.training.comparison.distance import distance_of
+from minimegatron.training.comparison.twin import compare_with_twin
+from minimegatron.training.comparison.verdict import verdict
 from minimegatron.training.datasets import RunData
 from minimegatron.training.memory_report import MemoryReport
 from minimegatron.training.observers.checks import gradients
 from minimegatron.training.step import forward_step
 from minimegatron.training.task import Task
-from minimegatron.training.twin import compare_with_twin, distance_of, verdict
 
 from .given.trying import PIECES, data_of, from_states, model_of, run_of
 
@@ -281,7 +284,7 @@ def generated(rank: int, world: int, flags: str, prompts: list[list[int]]) -> Ge
     words: list[list[int]] = []
     if world == 1:  # a group of two computes the same words, as its logits say
         config = EngineConfig(64, page_size=4, max_num_seqs=2, max_num_batched_tokens=8)
-        words = [one.tokens for one in Engine(model, config).generate(prompts, WORDS)]
+        words = [one.tokens for one in generate(Engine(model, config), prompts, WORDS)]
     wanted = [greedy(model, prompt, len(words[i])) for i, prompt in enumerate(prompts[: len(words)])]
     return Generated(off, after, words, wanted)
 

@@ -41,7 +41,7 @@ void products(const float* x, const float* w, int64_t n, float* y, int64_t strid
 // What generation does between the product that makes queries, keys and values, and attention. packed [tokens, groups,
 // shared + 2, d], cos and sin [tokens, half], q [tokens, groups, shared, d] and rows [tokens] are dense. Key and value of
 // token i go into row rows[i] of all pages, by strides of (page, row of it, head) in elements.
-MM_EXPORT mm_turn_and_keep(const void* packed, const void* cos, const void* sin, void* q, void* keys, void* values,
+MM_EXPORT mm_rope_and_keep(const void* packed, const void* cos, const void* sin, void* q, void* keys, void* values,
                            const void* rows, int64_t tokens, int64_t groups, int64_t shared, int64_t d, int64_t half,
                            int64_t page_size, int64_t key_page, int64_t key_row, int64_t key_head, int64_t value_page,
                            int64_t value_row, int64_t value_head, int interleaved, void* stream) {

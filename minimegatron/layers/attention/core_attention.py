@@ -12,9 +12,10 @@
 `auto` chooses the fastest on this machine for this mask (`layers/attention/choice`): on a CPU `local`, where its kernel
 computes, or `sdpa`; on a GPU `sdpa`, `flash` or `varlen`.
 
-An `AttentionMask` says which query sees which key; `reference` and `sdpa` make a boolean matrix of it, unless causal
-attention says the same. Under context parallelism the sequence is on several ranks, and
-`layers/attention/context_parallel` calls the backend on *some* of the keys at a time.
+An `AttentionMask` (`layers/attention/mask`) says which query sees which key: `table(rows, columns)` is the boolean
+matrix, `dense(s)` the same for a whole sequence, or None where it is `plain(s)` and causal attention says it already,
+and `boundaries` are where documents begin, which `flash` and `varlen` take. Under context parallelism the sequence is
+on several ranks, and `layers/attention/context_parallel` calls the backend on *some* of the keys at a time.
 
 A sink (`softmax_type`: gpt-oss) is one more key of a learned score, whose value is 0. `reference` has it in the matrix,
 all others join it as a piece of its own (`layers/attention/pieces`), the sequence being the piece before.
@@ -73,7 +74,7 @@ class CoreAttention(nn.Module):
         self.machine = this_machine(mesh.device)
         self.dropout = Dropout(config.attention_dropout, rng, different_over_tp=True)
         self._engine: Any = None
-        # a sink for each head, divided over tp as heads are; learned, 0, or none
+        # a sink for each head (see above), divided over tp as heads are; learned, 0, or none
         heads, sink = config.num_attention_heads, None
         if config.softmax_type == "learnable":
             parts = cut_evenly(heads, mesh.tp, "softmax_offset")
@@ -151,7 +152,7 @@ class CoreAttention(nn.Module):
         if self.backend != "auto":
             return self.backend
         found = fastest(self.machine, self._task(q, v, mask))
-        # whether its kernel computes, depends on more than the table: torch.compile, a compiler that refuses
+        # the table does not know whether the kernel can compute here: not under torch.compile, nor without a compiler
         return "sdpa" if found == "local" and not ops.attends_on_a_cpu(q, v, kernels=self.config.kernels) else found
 
     def _task(self, q: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> Task:

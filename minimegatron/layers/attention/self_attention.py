@@ -71,8 +71,8 @@ class AttentionContext:
     mask: AttentionMask = AttentionMask()
     inference: InferenceContext | None = None
 
-    def turns(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """cos and sin for a layer with this window."""
+    def rotary_of(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """cos and sin of RoPE for a layer with this window; None without RoPE."""
         if self.rotary is None:
             return None
         cos, sin = self.rotary[:2] if window is None else self.rotary[-2:]
@@ -166,8 +166,9 @@ class SelfAttention(nn.Module):
         return inference_state_of(self.core_attention, "the core of a SelfAttention")
 
     @property
-    def turns_and_keeps(self) -> bool:
-        """Whether in generation nothing lies between the product, RoPE and the core's pages (`ops.turn_and_keep`)."""
+    def ropes_and_keeps(self) -> bool:
+        """Whether one kernel may do in generation what lies between the product and the attention: RoPE, and keys and
+        values into the core's pages (`ops.rope_and_keep`)."""
         own = getattr(type(self.core_attention), "generate", None) is CoreAttention.generate
         return own and self.plain
 
@@ -208,11 +209,11 @@ class SelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
         mask, state = context.mask.windowed(self.window), context.state_of(self.layer_number)
-        turns = context.turns(self.window)
-        if state is not None and turns is not None and self.turns_and_keeps:
-            q = ops.turn_and_keep(
+        rotary = context.rotary_of(self.window)
+        if state is not None and rotary is not None and self.ropes_and_keeps:
+            q = ops.rope_and_keep(
                 self.packed(x),
-                *turns,
+                *rotary,
                 self.config.rotary_interleaved,
                 state.pages("key"),
                 state.pages("value"),
@@ -220,7 +221,7 @@ class SelfAttention(nn.Module):
                 kernels=self.config.kernels,
             )
             return self.linear_proj(self.core_attention.attend_pages(q, mask, state))  # type: ignore[no-any-return]
-        q, *gates, k, v = self.heads(x, turns)
+        q, *gates, k, v = self.heads(x, rotary)
         if state is None:
             out = self.core_attention(q, k, v, mask)
         else:

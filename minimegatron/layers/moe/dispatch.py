@@ -16,17 +16,17 @@ ways, over P ranks of ep, each of whose experts is cut over Q ranks of etp:
 The first pays (P Q - 1) T h whatever is routed; the second k T h (P - 1)/P when the load is even, so it wins as soon as
 k is smaller than P Q. Gradients take the same way back.
 
-Rows arrive sorted by sender and are sorted by expert (`permutation.Reorder`). Within an expert they stand in the order
-of the sending ranks of `etp_ep`, in both dispatchers, so an expert sees the same matrix and its weight's gradient is
-the same sum in the same order. The sum over a token's experts differs: all-to-all adds k rows in the order of the
-experts, all-gather adds partial sums of ranks. With k = 2 and etp = 1 both are one addition, and equal bit for bit.
+Rows arrive sorted by sender and are sorted by expert (`permutation.Reorder`), those of an expert by the sending rank of
+`etp_ep`. So in both dispatchers an expert sees the same matrix, and the gradient of its weight is the same sum in the
+same order. The sum over a token's experts is not: all-to-all adds k rows in the order of the experts, all-gather adds
+partial sums of ranks. With k = 2 and etp = 1 both are one addition, and equal bit for bit.
 
 The all-gather over etp has parts of different lengths, which gloo refuses; it is an all-to-all in which every rank
 sends the same rows to all others, and its gradient, summed over the receivers, is the reduce-scatter.
 
 **The host must know counts**: rows to send, to receive, and of each expert. It waits for the device once a layer and
-microbatch, for all counts together; not in the backward pass, and not under recompute (`layers/recompute`). A rank that
-receives no rows still takes part in every call, and its experts' gradients are zeros.
+microbatch, for all of them; neither in the backward pass nor under recompute (`layers/recompute`). A rank that receives
+no rows takes part in every call all the same, and its experts' gradients are zeros.
 
 Lepikhin et al. 2020 (arXiv 2006.16668); Liu et al. 2025 (arXiv 2504.14960). Megatron-LM: `token_dispatcher.py` in
 `megatron/core/transformer/moe`.

@@ -15,19 +15,17 @@ parameters of one, and the work of k.
 T = s b / (t c) are the tokens of this rank: experts take their ranks from tp x cp x dp, and every one of these has
 other tokens (with tp > 1 only under sequence parallelism, which is therefore required).
 
-**Weights** are stacked: fc1 [E, f, h] (gated [E, 2f, h]) and fc2 [E, h, f]. A rank of ep holds E/P of them, each cut
-over etp like the matrices of an MLP. p is multiplied in before fc2, and into fc2's bias: the rows that travel back are
-finished, and the gradient of p needs no message. Biases (`add_bias_linear`) are stacked too, those of fc1 [E, f or 2f],
-cut as fc1 is, those of fc2 [E, h]. etp sums parts of fc2's output, so its first rank alone adds fc2's bias, whose
-gradient is complete after a sum over etp (`partial="experts"`).
+**Weights** are stacked: fc1 [E, f, h] (gated [E, 2f, h]) and fc2 [E, h, f], with `add_bias_linear` their biases. A rank
+of ep holds E/P experts, each cut over etp as an MLP is over tp. p multiplies the input of fc2, and fc2's bias, so the
+rows that travel back are finished, and the gradient of p needs no message. etp sums parts of fc2's output: its first
+rank alone adds the bias (`partial="experts"`).
 
 **Products**: the loop multiplies each expert's rows by its matrix; the activation between is one operator for all rows.
 `moe_grouped_gemm` does the products of all experts in one call (`torch.nn.functional.grouped_mm`).
 
-**The gradient of an expert** is a sum over the tokens of all ranks that it serves: those of its own ep group have
-arrived already, by the all-to-all's backward pass; what is left is the sum over the ranks that hold the same expert,
-edp. It is divided once, by the number of tokens of the whole batch, so there is no factor of ep, edp or dp. (In
-Megatron, which takes means over dp, it is 1/dp and not 1/edp.)
+**The gradient of an expert** is a sum over the tokens of all ranks that it serves. The all-to-all's backward pass has
+brought those of its ep group; those of the ranks that hold the same expert are summed over edp. One division by the
+tokens of the whole batch follows, so there is no factor of ep, edp or dp.
 
 **Shared experts** are an MLP that all tokens pass; with a gate, times sigmoid(x w). With `moe_shared_expert_overlap` it
 is computed while the tokens are sent.

@@ -1,15 +1,14 @@
 """The gated delta rule chunk by chunk: a state that is corrected, where Mamba-2's is only added to.
 
-The problem in a sentence: a state that takes in `v k^T` of every token is soon a sum of all values that ever had a
-similar key, and cannot forget one of them to store another.
+The problem in a sentence: a state to which every token adds its `v k^T` is soon a sum of all values that ever had a
+similar key, and no token can replace one of them.
 
-Each head has a state S [k, v], a linear map from keys to values. A token looks up what S says of its key, and moves
-that towards its value by a step beta, after all of S has faded by exp(g):
+Each head has a state S [k, v], a linear map from keys to values. All of S fades by exp(g); then a token looks up what S
+says of its key, and moves that towards its value by a step beta:
 
     S' = exp(g_t) S_{t-1}            S_t = S' + k_t (beta_t (v_t - S'^T k_t))^T          o_t = S_t^T q_t / sqrt(k)
 
-with keys and queries of length 1, 0 < beta < 1, g < 0. With beta = 1 what the state says of k_t is v_t afterwards. In
-one line, S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T.
+with keys and queries of length 1, 0 < beta < 1, g < 0. With beta = 1 the state says v_t of k_t afterwards.
 
 The corrections u_t = beta_t (v_t - S'^T k_t) depend on each other, since each reads a state that earlier ones have
 changed. In a chunk of l tokens that is a triangular system, where a_i = g_1 + ... + g_i and S is the state before the
@@ -25,14 +24,13 @@ It is solved for both right-hand sides at once, without knowing S: u = U - W S. 
 | output     | exp(a) q S + (exp(a_i - a_j) q_i . k_j)_{j <= i} (U - W S) | [l, v] a head          |
 | next state | exp(a_l) S + (exp(a_l - a) k)^T (U - W S)                  | [k, v] a head          |
 
-**A piece of a sequence** makes `M S + own` of the state S before it; a matrix M [k, k], where Mamba-2 has a number. The
-states that are carried are linear in what they begin with, so columns of zeros beside those of the identity give `own`
-and M in one pass (`summary`).
+**A piece of a sequence** makes `M S + own` of the state S before it; M is a matrix [k, k], where Mamba-2 has a number.
+States are linear in the one that they begin with, so one pass gives both: it begins with zeros beside the identity
+(`summary`).
 
 Work: s (4 l k / r + 2 l v + 6 k v) FLOPs a head, with r heads for a key head, and s l (k + v) for the triangular
-system. A chunk that is not full is padded with g = beta = 0, which changes no state. With documents the terms that
-would pass their borders are left out: of L, of the output, of W and of the states. Everything is computed in fp32 (fp64
-for fp64).
+system. A chunk that is not full is padded with g = beta = 0, which changes no state. With documents each formula loses
+the terms that would pass a border. Everything is computed in fp32 (fp64 for fp64).
 
 Yang, Kautz and Hatamizadeh 2024 (arXiv 2412.06464); the triangular form: Yang et al. 2024 (arXiv 2406.06484).
 flash-linear-attention: `chunk_gated_delta_rule`; Megatron-LM calls that.

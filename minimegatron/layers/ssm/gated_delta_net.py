@@ -44,7 +44,7 @@ from minimegatron.layers.recompute import recompute_module
 from minimegatron.layers.ssm.convolution import CausalConv1d, segments_of
 from minimegatron.layers.ssm.delta_rule import DeltaRule, step
 from minimegatron.layers.ssm.mixer import initial_A_log
-from minimegatron.layers.ssm.pieces import Pieces
+from minimegatron.layers.ssm.pieces import OverPieces, Pieces
 
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
@@ -71,36 +71,6 @@ class HeadsGatedNorm(nn.Module):
         normed = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + self.eps)
         normed = normed.to(self.weight.dtype) * self.weight
         return (normed * F.silu(z.to(o.dtype))).flatten(2).to(self.weight.dtype)
-
-
-class GatedDelta(nn.Module):
-    """The delta rule over a sequence of which this rank has pieces.
-
-    Args:
-        chunk_size: tokens of a chunk.
-        mesh: its cp shares the sequence.
-    """
-
-    def __init__(self, chunk_size: int, mesh: Mesh) -> None:
-        super().__init__()
-        self.chunk_size, self.mesh = chunk_size, mesh
-
-    def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        segments: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """As `DeltaRule`, segments [b, 1 + s] of the whole sequence -> o [s, b, heads, v]."""
-        pieces = Pieces(len(q), self.mesh)
-        rules = [
-            DeltaRule(q, k, v, g, beta, self.chunk_size, None if segments is None else segments[:, start : stop + 1])
-            for q, k, v, g, beta, (start, stop) in zip(*map(pieces.cut, (q, k, v, g, beta)), pieces.spans, strict=True)
-        ]
-        return pieces.join([rule.outputs(state)[0] for rule, state in zip(rules, pieces.states(rules), strict=True)])
 
 
 class GatedDeltaNet(nn.Module):
@@ -140,7 +110,7 @@ class GatedDeltaNet(nn.Module):
             new_parameter(ParamLayout((heads,), 0, parts, tp.rank, init), dtype)
             for init in (Init(std=1.0, of=initial_A_log), Init(value=1.0))
         )
-        self.rule = GatedDelta(config.linear_chunk_size, mesh)
+        self.rule = OverPieces(DeltaRule, config.linear_chunk_size, mesh)
         if config.recomputes("core_attn"):
             recompute_module(self.rule, rng)
         self.out_norm = HeadsGatedNorm(config)
@@ -174,7 +144,7 @@ class GatedDeltaNet(nn.Module):
         segments = None if document_ids is None else segments_of(document_ids, reach)
         q, k, v = self._heads(self.conv1d.over(Pieces(len(qkv), self.mesh), qkv, segments))
         before = None if segments is None else segments[:, reach - 1 :]
-        return self.rule(q, k, v, g, beta, before)  # type: ignore[no-any-return]
+        return self.rule(before, q, k, v, g, beta)  # type: ignore[no-any-return]
 
     def _generated(self, qkv: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, state: LayerState) -> torch.Tensor:
         """The same for the new tokens of a step, [n, 1, ...]; the state becomes that after them."""

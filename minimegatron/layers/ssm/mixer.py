@@ -5,14 +5,15 @@ The problem in a sentence: attention keeps all tokens and reads them all again f
     z, x, B, C, dt = x_in A_in^T                         one column-parallel product
     x, B, C        = silu(causal convolution of each channel with k taps)
     dt             = softplus(dt + dt_bias)
-    y              = SSD(x, dt, A, B, C) + D x           A = -exp(A_log); `layers/ssm/scan`
+    g              = -exp(A_log) dt
+    y              = SSD(x, dt, g, B, C) + D x           `layers/ssm/scan`
     out            = norm(y * silu(z)) A_out^T           row-parallel
 
 | tensor                    | shape, heads and groups of this rank          |
 |---------------------------|-----------------------------------------------|
 | z, x                      | [s, b, heads, p]                              |
 | B, C                      | [s, b, groups, n]                             |
-| dt                        | [s, b, heads]                                 |
+| dt, g                     | [s, b, heads]                                 |
 | state of a sequence       | [heads, p, n] in fp32, and the last k - 1 tokens' x, B, C before the convolution |
 
 **Over tp** a rank has whole groups and the heads that read them. So the five blocks of A_in are cut each by itself, the
@@ -43,7 +44,7 @@ from minimegatron.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.recompute import recompute_module
 from minimegatron.layers.ssm.convolution import CausalConv1d, segments_of, uniform
-from minimegatron.layers.ssm.pieces import Pieces
+from minimegatron.layers.ssm.pieces import OverPieces, Pieces
 from minimegatron.layers.ssm.scan import Scan, step
 
 if TYPE_CHECKING:
@@ -116,37 +117,6 @@ class GatedNorm(nn.Module):
         return GatedNormFunction.apply(y, z, self.weight, self.groups, self.eps)  # type: ignore[no-any-return]
 
 
-class SSD(nn.Module):
-    """The recurrence over a sequence of which this rank has pieces.
-
-    Args:
-        chunk_size: tokens of a chunk.
-        mesh: its cp shares the sequence.
-    """
-
-    def __init__(self, chunk_size: int, mesh: Mesh) -> None:
-        super().__init__()
-        self.chunk_size, self.mesh = chunk_size, mesh
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        segments: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """As `Scan`, segments [b, 1 + s] of the whole sequence -> y [s, b, heads, p]."""
-        pieces = Pieces(len(x), self.mesh)
-        scans = [
-            Scan(x, dt, A, B, C, self.chunk_size, None if segments is None else segments[:, start : stop + 1])
-            for x, dt, B, C, (start, stop) in zip(*map(pieces.cut, (x, dt, B, C)), pieces.spans, strict=True)
-        ]
-        states = pieces.states(scans)
-        return pieces.join([scan.outputs(state)[0] for scan, state in zip(scans, states, strict=True)])
-
-
 class MambaMixer(nn.Module):
     """The projections, the convolution, the recurrence and the gated norm; in place of `SelfAttention`.
 
@@ -188,7 +158,7 @@ class MambaMixer(nn.Module):
         self.A_log = of_heads(Init(std=1.0, of=initial_A_log))
         self.dt_bias = of_heads(Init(std=1.0, of=initial_dt_bias))
         self.D = of_heads(Init(value=1.0))
-        self.ssd = SSD(config.mamba_chunk_size, mesh)
+        self.ssd = OverPieces(Scan, config.mamba_chunk_size, mesh)
         if config.recomputes("core_attn"):
             recompute_module(self.ssd, rng)
         self.norm = GatedNorm(config, inner, tp)
@@ -216,7 +186,8 @@ class MambaMixer(nn.Module):
         segments = None if document_ids is None else segments_of(document_ids, reach)
         x, B, C = self._heads(self.conv1d.over(Pieces(len(xbc), self.mesh), xbc, segments))
         before = None if segments is None else segments[:, reach - 1 :]
-        y = self.ssd(x, self._dt(dt), self._A(), B, C, before)
+        dt = self._dt(dt)
+        y = self.ssd(before, x, dt, dt * self._A(), B, C)
         return self._skip(y, x)
 
     def _generated(self, xbc: torch.Tensor, dt: torch.Tensor, state: LayerState) -> torch.Tensor:
@@ -227,11 +198,12 @@ class MambaMixer(nn.Module):
         x, B, C = self._heads(convolved)
         padding = torch.arange(len(dt), device=new.device)[:, None] >= new
         dt = self._dt(dt).masked_fill(padding[..., None], 0.0)  # it changes no state
+        g = dt * self._A()
         if len(dt) == 1:
-            y, h = step(x[0], dt[0], self._A(), B[0], C[0], h)
+            y, h = step(x[0], dt[0], g[0], B[0], C[0], h)
             y = y[None]
         else:
-            y, h = Scan(x, dt, self._A(), B, C, self.ssd.chunk_size).outputs(h)
+            y, h = Scan(x, dt, g, B, C, self.ssd.chunk_size).outputs(h)
         state.write_sequences(conv=tail, ssm=h)
         return state.unpadded(self._skip(y, x))
 

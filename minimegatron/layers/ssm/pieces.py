@@ -2,11 +2,11 @@
 
 The problem in a sentence: token 1000 depends on token 1 through a state, and they are on different ranks.
 
-A rank has one or two pieces of the sequence (`comm/sequence`). A piece needs little of all that is before it: the last
-tokens, for the convolution, and one state. A piece makes `transition h + own` of the state h before it, where the
-transition is a decay (`Scan.summary`) or a matrix (`DeltaRule.summary`). So
-ranks need not wait for each other in turn: each runs its pieces as if the state before them were 0, all ranks gather
-what the pieces make of a state, and each carries a state of zeros through all pieces before its own.
+A rank has one or two pieces of the sequence (`comm/sequence`). Of all that is before a piece, the piece needs the last
+tokens, for the convolution, and one state. It makes `transition h + own` of the state h before it, where the transition
+is a decay (`Scan.summary`) or a matrix (`DeltaRule.summary`). So no rank waits for the rank before it: each runs its
+pieces as if the state before them were 0, all ranks gather what the pieces make of a state, and each carries a state of
+zeros through all pieces before its own.
 
 | sent in a layer                        | elements that a rank sends                |
 |----------------------------------------|-------------------------------------------|
@@ -20,10 +20,11 @@ grows with the sequence. Megatron-LM exchanges heads instead: `megatron/core/ssm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import nn
 
 from minimegatron.comm.collectives import gather_from_region
 from minimegatron.comm.sequence import rank_spans
@@ -113,3 +114,31 @@ class Pieces:
         places = [self._order.index(2 * self.cp.rank + i) for i in range(len(own))]
         zeros = every[0].masked_fill(torch.ones_like(every[0], dtype=torch.bool), 0.0)
         return [[zeros, *(every[i] for i in self._order[:place])] for place in places]
+
+
+class OverPieces(nn.Module):
+    """A recurrence over a sequence of which this rank has pieces.
+
+    Args:
+        recurrence: `Scan` or `DeltaRule`.
+        chunk_size: tokens of a chunk.
+        mesh: its cp shares the sequence.
+    """
+
+    def __init__(self, recurrence: Callable[..., Recurrence], chunk_size: int, mesh: Mesh) -> None:
+        super().__init__()
+        self.recurrence, self.chunk_size, self.mesh = recurrence, chunk_size, mesh
+
+    def forward(self, segments: torch.Tensor | None, *inputs: torch.Tensor) -> torch.Tensor:
+        """What the tokens of this rank read, [s, b, heads, width].
+
+        Args:
+            segments: [b, 1 + s] of the whole sequence, see `Scan`; None for one document.
+            inputs: of the recurrence, before its `chunk_size`; each [s, b, ...].
+        """
+        pieces = Pieces(len(inputs[0]), self.mesh)
+        made = [
+            self.recurrence(*of, self.chunk_size, None if segments is None else segments[:, start : stop + 1])
+            for *of, (start, stop) in zip(*map(pieces.cut, inputs), pieces.spans, strict=True)
+        ]
+        return pieces.join([one.outputs(state)[0] for one, state in zip(made, pieces.states(made), strict=True)])

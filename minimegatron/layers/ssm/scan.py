@@ -6,12 +6,12 @@ products.
 Each head has a state h [p, n], which fades and takes in the token x_t [p]; B_t and C_t [n] say where it is written and
 where it is read:
 
-    h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T          y_t = h_t C_t
+    h_t = exp(g_t) h_{t-1} + dt_t x_t B_t^T          y_t = h_t C_t             g_t = dt_t A
 
 A < 0 is a number of the head, dt_t > 0 one of the token and head; a group of heads shares B and C. Written out, y is
 attention without a softmax, where the weight of token j for token i is C_i . B_j times what is left after i - j steps:
 
-    y_i = sum_{j <= i} exp(a_i - a_j) (C_i . B_j) dt_j x_j             a_i = A (dt_1 + ... + dt_i)
+    y_i = sum_{j <= i} exp(a_i - a_j) (C_i . B_j) dt_j x_j             a_i = g_1 + ... + g_i
 
 Both forms are used. The sequence is cut into chunks of l tokens; inside a chunk the second form is three products, and
 from chunk to chunk states are carried, by one more product for each `BLOCK` chunks:
@@ -50,7 +50,7 @@ class Scan:
     Args:
         x: [s, b, heads, p].
         dt: [s, b, heads], fp32, not negative.
-        A: [heads], fp32, negative.
+        g: [s, b, heads], fp32, logarithms of decays: dt A, not positive.
         B, C: [s, b, groups, n]; heads of a group are consecutive.
         chunk_size: l.
         segments: [b, 1 + s], numbers of the documents of the tokens and of the token before them; None for one
@@ -61,7 +61,7 @@ class Scan:
         self,
         x: torch.Tensor,
         dt: torch.Tensor,
-        A: torch.Tensor,
+        g: torch.Tensor,
         B: torch.Tensor,
         C: torch.Tensor,
         chunk_size: int,
@@ -79,7 +79,7 @@ class Scan:
 
         x = chunks(x.to(wide) * dt[..., None]).unflatten(3, (groups, -1))  # [c, b, l, g, r, p]
         B, self._C = chunks(B.to(wide)), chunks(C.to(wide))  # [c, b, l, g, n]
-        a = chunks(dt * A).cumsum(2).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)  # [c, b, g, r, l]
+        a = chunks(g).cumsum(2).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)  # [c, b, g, r, l]
         pairs, to_end, from_start, self._documents = in_one_document(segments, s, length, x.device)
         decays = masked_exp(a[..., None] - a[..., None, :], pairs)
         within = torch.einsum("cblgn,cbmgn->cbglm", self._C, B)[:, :, :, None] * decays
@@ -129,11 +129,11 @@ class Scan:
 
 
 def step(
-    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, state: torch.Tensor
+    x: torch.Tensor, dt: torch.Tensor, g: torch.Tensor, B: torch.Tensor, C: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The recurrence for one token, as `Scan` of a piece of one: dims as there without the first; y and the state."""
     B, C = (t.to(state.dtype).repeat_interleave(x.shape[1] // t.shape[1], 1) for t in (B, C))
-    faded = (dt * A).exp()[..., None, None] * state
+    faded = g.exp()[..., None, None] * state
     state = torch.addcmul(faded, (dt[..., None] * x)[..., None], B[:, :, None])
     return (state @ C[..., None]).squeeze(-1), state
 

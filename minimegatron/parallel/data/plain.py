@@ -132,7 +132,10 @@ class PlainDataParallel(DataParallel):
 
     def shards(self) -> dict[str, Shard]:
         """Every rank updates all of every parameter."""
-        return {name: Shard(None, p.main_grad, p.detach()) for name, p in self.params.items()}  # type: ignore[attr-defined]
+        return {
+            name: Shard(piece=None, grad=p.main_grad, data=p.detach())  # type: ignore[attr-defined]
+            for name, p in self.params.items()
+        }
 
     def whole_gradients(self) -> dict[str, torch.Tensor]:
         return {name: shard.grad for name, shard in self.shards().items()}

@@ -13,18 +13,19 @@ S, GROUPS, HEADS, P, N = 13, 2, 6, 3, 5
 
 
 def inputs(b: int = 2, s: int = S) -> dict[str, torch.Tensor]:
-    """x, dt, A, B, C in fp64, of which A and dt leave nothing of a state after some hundred steps or much of it."""
+    """x, dt, g, B, C in fp64, of which g leaves nothing of a state after some hundred steps or much of it."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    made = {"x": normal(s, b, HEADS, P), "dt": normal(s, b, HEADS).exp() / 4, "A": -normal(HEADS).exp()}
+    made = {"x": normal(s, b, HEADS, P), "dt": normal(s, b, HEADS).exp() / 4}
+    made |= {"g": -normal(HEADS).exp() * made["dt"]}
     made |= {"B": normal(s, b, GROUPS, N), "C": normal(s, b, GROUPS, N)}
     return {name: t.requires_grad_() for name, t in made.items()}
 
 
-def step_by_step(x, dt, A, B, C, state=None, document_ids=None):
+def step_by_step(x, dt, g, B, C, state=None, document_ids=None):
     """The recurrence as it is written: y [s, b, heads, p], and h after the last token."""
     h = torch.zeros(*x.shape[1:], N, dtype=x.dtype) if state is None else state
     B, C = (t.repeat_interleave(HEADS // GROUPS, 2) for t in (B, C))
@@ -33,7 +34,7 @@ def step_by_step(x, dt, A, B, C, state=None, document_ids=None):
         if document_ids is not None and i:
             goes_on = document_ids[:, i] == document_ids[:, i - 1]
             h = h * goes_on[:, None, None, None]
-        h = (dt[i] * A).exp()[..., None, None] * h + (dt[i, ..., None] * x[i])[..., None] * B[i, :, :, None]
+        h = g[i].exp()[..., None, None] * h + (dt[i, ..., None] * x[i])[..., None] * B[i, :, :, None]
         ys.append((h @ C[i, ..., None])[..., 0])
     return torch.stack(ys), h
 
@@ -72,9 +73,8 @@ def test_chunks_are_the_recurrence(chunk_size, documents, monkeypatch):
 def test_a_sequence_in_two_pieces_is_the_whole():
     """By the state after the first, and by what both make of a state of zeros."""
     of = inputs()
-    A = of.pop("A")
-    want, last = step_by_step(**of, A=A)
-    pieces = [Scan(A=A, chunk_size=4, **{n: t[a:b] for n, t in of.items()}) for a, b in ((0, 6), (6, S))]
+    want, last = step_by_step(**of)
+    pieces = [Scan(*(t[a:b] for t in of.values()), 4) for a, b in ((0, 6), (6, S))]
     first, between = pieces[0].outputs()
     second, after = pieces[1].outputs(between)
     assert (torch.cat([first, second]) - want).abs().max() <= 1e-12 and (after - last).abs().max() <= 1e-12
@@ -84,18 +84,18 @@ def test_a_sequence_in_two_pieces_is_the_whole():
 
 def test_a_step_is_a_piece_of_one_token():
     of = inputs()
-    A, state, ys = of.pop("A"), torch.zeros(2, HEADS, P, N, dtype=torch.float64), []
+    state, ys = torch.zeros(2, HEADS, P, N, dtype=torch.float64), []
     for i in range(S):
-        y, state = step(A=A, state=state, **{name: t[i] for name, t in of.items()})
+        y, state = step(*(t[i] for t in of.values()), state)
         ys.append(y)
-    want, last = step_by_step(**of, A=A)
+    want, last = step_by_step(**of)
     assert (torch.stack(ys) - want).abs().max() <= 1e-12 and (state - last).abs().max() <= 1e-12
 
 
 def test_large_decays_overflow_nowhere():
     """In fp32, where exp of the sum over a chunk would."""
     of = {name: t.detach().float() for name, t in inputs(s=64).items()}
-    of["A"] = of["A"] * 200
+    of["g"] = of["g"] * 200
     for name in of:
         of[name].requires_grad_()
     y, after = Scan(*of.values(), 64).outputs()

@@ -6,7 +6,7 @@ it is cut in one of two ways, and nothing else is needed:
     tokens      dim of s tokens (or s b rows)      the positions of this rank (`comm/sequence`), then its s/t of them
     features    any other dim                      the rows of the module's weight (its `ParamLayout`), or equal parts
 
-`training/twin` compares what this gives; it compares rows of experts by the numbers of their tokens instead.
+`comparison/twin` compares what this gives; it compares rows of experts by the numbers of their tokens instead.
 """
 
 from __future__ import annotations
