@@ -18,7 +18,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from minimegatron.config import experts, hybrid, variants
+from minimegatron.config import encoder_decoder, experts, hybrid, variants
 from minimegatron.config.fields import BEGUN, HOW, MODEL, RUN, TRAINED, Config, divides, free, opt
 from minimegatron.errors import require
 
@@ -30,6 +30,7 @@ OF_BASE = free("where the packed weights lie: their contents are compared")
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(
+    encoder_decoder.EncoderDecoderFields,
     experts.ExpertFields,
     hybrid.HybridFields,
     variants.LatentFields,
@@ -37,7 +38,7 @@ class TransformerConfig(
     variants.Fp8Fields,
     Config,
 ):
-    """A decoder-only transformer.
+    """A decoder-only transformer, or an encoder and a decoder.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
     `L` num_layers, `V` vocab_size.
@@ -110,8 +111,8 @@ class TransformerConfig(
     position_embedding_type: str = opt(
         MODEL,
         "learned_absolute",
-        "positions; mrope is RoPE with three positions a token: time, height and width",
-        ("learned_absolute", "rope", "mrope", "none"),
+        "positions; mrope is RoPE with three positions a token: time, height and width; relative a bias of each distance",
+        ("learned_absolute", "rope", "mrope", "none", "relative"),
     )
     rotary_base: float = opt(MODEL, 10000.0, "RoPE's base", above=0.0)
     rotary_base_local: float | None = opt(
@@ -229,6 +230,7 @@ class TransformerConfig(
         if self.rotates:
             self._check_rope()
         self._check_attention()
+        self._check_encoder_decoder(self.num_layers)
         self._check_base()
         require(
             self.norms_input or not self.fp32_residual_connection,

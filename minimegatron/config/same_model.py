@@ -36,6 +36,8 @@ NEEDS = {
     "mamba_conv_kernel mamba_dt_limit_min mamba_dt_limit_max mamba_chunk_size": "hybrid_override_pattern",
     "linear_num_key_heads linear_num_value_heads linear_key_head_dim": "linear_attention_freq",
     "linear_value_head_dim linear_conv_kernel_dim linear_chunk_size": "linear_attention_freq",
+    "decoder_seq_length decoder_start_token_id": "encoder_num_layers",
+    "relative_attention_num_buckets relative_attention_max_distance": "encoder_num_layers",
     "attention_output_gate": "multi_latent_attention=False",
     "lora_alpha lora_target_modules lora_base": "lora_rank",
     "lora_base_bits lora_base_group_size": "lora_base",

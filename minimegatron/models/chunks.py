@@ -45,6 +45,7 @@ from minimegatron.errors import ConfigError
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
+from minimegatron.models.encoder_decoder import EncoderDecoderModel
 from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.parallel.pipeline.actions import Placement
 from minimegatron.parallel.pipeline.schedule_check import require_runnable
@@ -80,7 +81,8 @@ def build_stage(
     if spec is not None and getattr(spec.module, "is_stage", False):
         stage: Any = build_module(spec, config, mesh, **where, rng=rng)
     else:
-        stage = GPTModel(config, mesh, spec, **where, rng=rng)
+        model = GPTModel if config.encoder_num_layers is None else EncoderDecoderModel
+        stage = model(config, mesh, spec, **where, rng=rng)
     if pre_process != post_process:
         declare_copies(stage)
     return stage

@@ -89,6 +89,7 @@ class Family:
         tensors: rows, the embedding first.
         aliases: other names of a key, which transformers accepts.
         prefix: prefix of their names, which files may leave out.
+        word_copies: names of copies of the embedding that files may have.
         left_out: what the names of tensors begin with that the family's class does not read either.
         renamed: part of a name in their model in memory -> as published.
         stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
@@ -107,6 +108,7 @@ class Family:
     tensors: tuple[Row, ...]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
+    word_copies: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
@@ -122,6 +124,8 @@ class Family:
         neither.
         """
         hybrid = config.hybrid_override_pattern is not None
+        if self.has("cross_attention") != config.has("cross_attention"):
+            return False
         if self.has("mamba") != hybrid or self.has("gated_delta_net") != config.has("gated_delta_net"):
             return False
         return hybrid or self.has("moe") == any(config.expert_layers)
@@ -134,7 +138,7 @@ class Family:
         """
         keys = Keys(hf, self.name, self.defaults, self.aliases)
         fields = dict(self.fields)
-        for part in (*self.parts, _TIED):
+        for part in (_TIED, *self.parts):
             fields |= part.read(keys)
         keys.finish()
         return TransformerConfig.from_dict(fields)
@@ -149,16 +153,19 @@ class Family:
                 other way round.
         """
         if not self.is_like(config):
-            names = ("num_experts", "hybrid_override_pattern", "linear_attention_freq")
+            names = ("num_experts", "hybrid_override_pattern", "linear_attention_freq", "encoder_num_layers")
             raise ConfigError(", ".join(f"{name}: {getattr(config, name)!r} here" for name in names))
         keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
-        for part in (*self.parts, _TIED):
+        for part in (_TIED, *self.parts):
             keys |= part.write(config)
         return keys
 
     def matches(self, config: TransformerConfig) -> Iterator[Match]:
-        """The rows for this model: the embedding, every layer that has a row, every expert, the rest."""
-        layers = config.num_layers
+        """The rows for this model: the embedding, every layer that has a row, every expert, the rest.
+
+        Beside an encoder theirs count a decoder's layers from 0.
+        """
+        layers, encoder = config.num_layers, config.encoder_num_layers or 0
         table = [row for row in self.tensors if row.when(config)]
         of_layers = [row for row in table if "{}" in row.ours]
         words = [row for row in table if row.ours.startswith("embedding.")]
@@ -167,7 +174,10 @@ class Family:
             for row in rows:
                 if row.on != "all" and row.on not in config.parts_of(n):
                     continue
-                theirs = tuple(name.replace("{}", str(n)) for name in row.theirs)
+                in_encoder = row.ours.startswith("encoder.")
+                if "{}" in row.ours and in_encoder != (n < encoder):
+                    continue
+                theirs = tuple(name.replace("{}", str(n if in_encoder else n - encoder)) for name in row.theirs)
                 stacked = (config.num_experts or 0) if "{e}" in theirs[0] else 0
                 for e in range(stacked) if stacked else (None,):
                     names = tuple(name.replace("{e}", str(e)) for name in theirs)
