@@ -90,6 +90,8 @@ class Family:
         aliases: other names of a key, which transformers accepts.
         prefix: prefix of their names, which files may leave out.
         left_out: what the names of tensors begin with that the family's class does not read either.
+        tied: names under which files may store a tensor of the rows once more -> its name in the rows; {} is
+            `lm_head.weight` for the embedding.
         renamed: part of a name in their model in memory -> as published.
         stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
             names end (`checkpoint/stacks`); {} where files have a tensor for each expert.
@@ -108,6 +110,7 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     left_out: tuple[str, ...] = ()
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
