@@ -33,7 +33,7 @@ _PLAIN: dict[str, Any] = {
     "softmax_type": "vanilla", "attn_logit_softcapping": None, "sliding_window": None, "multi_latent_attention": False,
     "hybrid_override_pattern": None, "linear_attention_freq": None, "num_experts": None, "mtp_num_layers": None,
     "layernorm_placement": "input", "transformer_impl": "local", "fp8_format": None, "value_head": False,
-    "lora_rank": None, "position_embedding_type": "relative",
+    "lora_rank": None, "bert_head": None, "position_embedding_type": "relative",
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ NEEDS = {
     "q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim": "multi_latent_attention",
     "glu_linear_offset activation_func_clamp_value": "activation=quick_geglu",
     "mtp_loss_scaling_factor": "mtp_num_layers",
+    "num_tokentypes mask_prob": "bert_head",
     "mamba_num_heads mamba_head_dim mamba_state_dim mamba_num_groups": "hybrid_override_pattern",
     "mamba_conv_kernel mamba_dt_limit_min mamba_dt_limit_max mamba_chunk_size": "hybrid_override_pattern",
     "linear_num_key_heads linear_num_value_heads linear_key_head_dim": "linear_attention_freq",

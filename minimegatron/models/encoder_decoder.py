@@ -18,8 +18,8 @@ Their gradient comes back the same way, and each stage adds its own: there are n
 
 A tied output layer sees the hidden state times 1 / sqrt(h), one of its own does not.
 
-**Generation.** A prompt is a source and `decoder_start_token_id`, which is in no source; so a row of any tokens says where
-its targets begin. A prompt is computed in one step, because an encoder sees all of it: the encoder runs once, each
+**Generation.** A prompt is a source and `decoder_start_token_id`, which is in no source; so a row of any tokens says
+where its targets begin. A prompt is computed in one step, because an encoder sees all of it: the encoder runs once, each
 decoder layer keeps the keys and values of the memory in the source's own pages, and a later step knows the length of a
 source from a slot.
 

@@ -55,7 +55,7 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
         linears = {"column": TEColumnParallelLinear, "row": TERowParallelLinear}
     attention = MultiLatentAttention if config.multi_latent_attention else SelfAttention
     norms = ["input_layernorm", "pre_mlp_layernorm"] * config.norms_input
-    norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * config.norms_output
+    norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * (config.norms_output or config.norms_sums)
     return ModuleSpec(
         TransformerLayer,
         params={"parts_of": config.parts_of},

@@ -6,7 +6,8 @@
 | `--corpus stdlib`, `hf:...` | byte-level BPE, trained once, kept | as given (default 4096)                    |
 | `--mock-data`               | numbers; or `--tokenizer-type`     | as given; or the tokenizer's               |
 
-`NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron.
+`NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron. A
+BERT has up to three more, for the special ids that its tokenizer lacks (`data/bert_dataset`).
 
 Rank 0 builds index arrays and corpora while the others wait; then all ranks read them. An error on rank 0 is raised on
 every rank.
@@ -29,6 +30,7 @@ from minimegatron.comm.agree import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config.run import RunConfig
+from minimegatron.data.bert_dataset import BertDataset, MaskedWords
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
@@ -136,6 +138,11 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         data_path, folder = (corpus.data_path,), corpus.tokenizer_model
     else:
         tokenizer = _tokenizer(run, chosen)
+    vocab_size = vocab_size_of(tokenizer, chosen)
+    masking = None
+    if run.model.bert_head is not None:
+        masking = MaskedWords.of(tokenizer, data.mask_prob, pairs=run.model.bert_head == "lm_and_binary")
+        vocab_size = max(vocab_size, masking.vocab_size)
     config = GPTDatasetConfig(
         data.seq_length,
         tokenizer,
@@ -146,6 +153,7 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         data.data_cache_path,
         data.sequence_packing,
         progress,
+        masking,
     )
     train, valid, test = build_datasets(
         config, num_samples, data_path, data.split, per_split if any(per_split) else None, joint=joint
@@ -155,13 +163,12 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         prefix + suffix for prefix in sorted({p for blend in blends for p in blend}) for suffix in (".bin", ".idx")
     ]
     trained_on = () if train is None else tuple(_contents(train))
-    vocab_size = vocab_size_of(tokenizer, chosen)
     return RunData(tokenizer, vocab_size, train, valid, test, tuple(files), trained_on, folder)
 
 
-def _contents(dataset: GPTDataset | PackedDataset | BlendedDataset) -> Iterator[tuple[str, str]]:
+def _contents(dataset: GPTDataset | PackedDataset | BertDataset | BlendedDataset) -> Iterator[tuple[str, str]]:
     """(Digest of what is read, prefix) of each file."""
-    parts: list[tuple[GPTDataset | PackedDataset, list[str]]]
+    parts: list[tuple[GPTDataset | PackedDataset | BertDataset, list[str]]]
     if isinstance(dataset, BlendedDataset):
         shares = zip(dataset.datasets, dataset.shares, strict=True)
         parts = [(part, [f"share {share:.12g}"]) for part, share in shares]

@@ -61,6 +61,8 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
         f"lora_base {run.model.lora_base}, and the run begins with no weights, or torch's FSDP2 shards them",
         "the same folder as --load, or the run that goes on; and another --data-parallel-sharding-strategy",
     )
+    if run.model.bert_head is not None:
+        _check_bert(run)
     _check_profile(run.training, world_size)
     _check_graph(run)
     _check_twin(run, world_size)
@@ -145,6 +147,27 @@ def _check_data(data: DataConfig) -> None:
         parse_data_path(words)
 
 
+def _check_bert(run: RunConfig) -> None:
+    """A BERT learns words, from samples of its own."""
+    require(
+        run.task is None,
+        f"minimegatron {run.task_name} with bert_head {run.model.bert_head}: that is learned from next tokens",
+        "minimegatron train, or a decoder",
+    )
+    require(
+        run.model.bert_head != "pooler",
+        "bert_head pooler has no head that is trained on text",
+        "--bert-head lm, or lm_and_binary",
+    )
+    names = ("sequence_packing", "reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+    given = [name for name in names if getattr(run.data, name)]
+    require(
+        not given,
+        f"{', '.join(given)} with bert_head {run.model.bert_head}: a sample is one text or a pair, and padding",
+        f"drop {', '.join(given)}",
+    )
+
+
 def _check_profile(training: TrainingConfig, world_size: int) -> None:
     """A profile has ranks, and steps."""
     if not training.profile:
@@ -217,7 +240,8 @@ def _check_graph(run: RunConfig) -> None:
         "params_dtype fp16": model.params_dtype == "fp16",
         "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
         "rampup_batch_size": run.training.rampup_batch_size is not None,
-        "documents (reset_attention_mask, sequence_packing)": data.reset_attention_mask or data.sequence_packing,
+        "documents (reset_attention_mask, sequence_packing, BERT's padding)": run.has_documents
+        or data.sequence_packing,
     }
     used = [name for name, is_used in cannot.items() if is_used]
     require(

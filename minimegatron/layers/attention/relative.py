@@ -12,8 +12,8 @@ An encoder's and a decoder's buckets differ, because a decoder looks back only:
 | 8 to 127 in 8 buckets, logarithmically   | 16 to 127 in 16                         |
 | everything from 128 on in the last one   | the same                                |
 
-The bias belongs to a head, so tp cuts columns as it cuts heads, and each rank's gradient is complete. It is the same for
-all pairs of one distance: 2 s - 1 rows are looked up, and s x s of them are windows on these.
+The bias belongs to a head, so tp cuts columns as it cuts heads, and each rank's gradient is complete. All pairs of one
+distance have the same: 2 s - 1 rows are looked up, and the s x s biases are windows on these.
 
 **Cross attention** takes queries from the decoder, keys and values from the encoder's output (the *memory*), and has
 neither a bias nor an order; documents of a row keep apart as everywhere. A target whose document has no source gets 0.

@@ -89,8 +89,9 @@ class Family:
         tensors: rows, the embedding first.
         aliases: other names of a key, which transformers accepts.
         prefix: prefix of their names, which files may leave out.
-        word_copies: names of copies of the embedding that files may have.
         left_out: what the names of tensors begin with that the family's class does not read either.
+        tied: names under which files may store a tensor of the rows once more -> its name in the rows; {} is
+            `lm_head.weight` for the embedding.
         renamed: part of a name in their model in memory -> as published.
         stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
             names end (`checkpoint/stacks`); {} where files have a tensor for each expert.
@@ -108,8 +109,8 @@ class Family:
     tensors: tuple[Row, ...]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
-    word_copies: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""

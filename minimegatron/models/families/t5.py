@@ -175,7 +175,9 @@ register(
             Row("decoder.final_layernorm.weight", ("decoder.final_layer_norm.weight",)),
             Row("output_layer.weight", ("lm_head.weight",), when=untied),
         ),
-        word_copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+        tied=dict.fromkeys(
+            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
+        ),
         left_out=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
     )
 )  # fmt: skip
