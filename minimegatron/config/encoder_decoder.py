@@ -18,6 +18,7 @@ target, `decoder_seq_length` positions. In pre-training both come from one piece
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minimegatron.config.fields import MODEL, RUN, Config, divides, opt
@@ -110,6 +111,12 @@ class EncoderDecoderFields(Config):
             f"relative_attention_max_distance is {far}, and {buckets // 2} distances have a bucket of their own",
             f"at least {buckets // 2 + 1}",
         )
+
+    def prompt_of(self, ids: Sequence[int], eod: int) -> list[int]:
+        """The prompt of a text: an encoder-decoder's is a source, which ends as in training, and the decoder's start."""
+        if self.encoder_num_layers is None:
+            return [*ids]
+        return [*ids, *([eod] if ids[-1:] != [eod] else []), self.decoder_start_token_id]
 
     def source_length(self, s: int) -> int:
         """How many positions of a row of s are the source.

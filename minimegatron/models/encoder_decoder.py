@@ -11,17 +11,19 @@ source, the embedded target beside it; further on the memory, and what decoder l
 tables of biases (`layers/attention/relative`) are the first stage's and travel with the row, 32 x a/t numbers each.
 Their gradient comes back the same way, and each stage adds its own: there are no copies to keep equal.
 
-| sent between stages   | bytes of a microbatch                 | Megatron-LM, before it gave up T5's split  |
-|-----------------------|---------------------------------------|--------------------------------------------|
-| the row               | 2 s b h in bf16                       | the encoder's, then both                   |
-| two tables            | 2 * 2 * 32 a/t                        | a copy on each stage, gradients summed     |
+*Difference from Megatron-LM*, which has a copy of the table on every stage and sums their gradients.
+
+| sent between stages | bytes of a microbatch in bf16 |
+|---------------------|-------------------------------|
+| the row             | 2 s b h                       |
+| two tables          | 2 * 2 * 32 a/t                |
 
 A tied output layer sees the hidden state times 1 / sqrt(h), one of its own does not.
 
 **Generation.** A prompt is a source and `decoder_start_token_id`, which is in no source; so a row of any tokens says
-where its targets begin. A prompt is computed in one step, because an encoder sees all of it: the encoder runs once, each
-decoder layer keeps the keys and values of the memory in the source's own pages, and a later step knows the length of a
-source from a slot.
+where its targets begin. A prompt is computed in one step, because an encoder sees all of it: the encoder runs once,
+each decoder layer keeps the keys and values of the memory in the source's own pages, and a later step knows the length
+of a source from a slot.
 
 Dropout is where a decoder has it (`models/block`). *Difference from T5*: none inside of the MLP or after the last norm.
 

@@ -38,6 +38,7 @@ from minimegatron.data.gpt_dataset import Batch, Dataset, GPTDataset, GPTDataset
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.packing import PackedDataset
+from minimegatron.data.span_corruption import CorruptedDataset, SpanCorruption
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import require_agreement
@@ -143,8 +144,12 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
     if run.model.bert_head is not None:
         masking = MaskedWords.of(tokenizer, data.mask_prob, pairs=run.model.bert_head == "lm_and_binary")
         vocab_size = max(vocab_size, masking.vocab_size)
+    corruption = None
+    if run.model.encoder_num_layers is not None:
+        corruption = SpanCorruption.of(run, tokenizer)
+        vocab_size = max(vocab_size, corruption.vocab_size)
     config = GPTDatasetConfig(
-        data.seq_length,
+        data.seq_length if corruption is None else corruption.raw,
         tokenizer,
         run.training.seed,
         data.reset_position_ids,
@@ -163,7 +168,10 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         prefix + suffix for prefix in sorted({p for blend in blends for p in blend}) for suffix in (".bin", ".idx")
     ]
     trained_on = () if train is None else tuple(_contents(train))
-    return RunData(tokenizer, vocab_size, train, valid, test, tuple(files), trained_on, folder)
+    sets: list[Dataset | None] = [train, valid, test]
+    if corruption is not None:
+        sets = [None if each is None else CorruptedDataset(each, corruption) for each in sets]
+    return RunData(tokenizer, vocab_size, *sets, tuple(files), trained_on, folder)
 
 
 def _contents(dataset: GPTDataset | PackedDataset | BertDataset | BlendedDataset) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import plan_stages
 from minimegatron.config.variants import check_fp8_dims
 from minimegatron.data.builder import parse_data_path, parse_split
+from minimegatron.data.span_corruption import check_span_corruption
 from minimegatron.errors import require
 from minimegatron.layers.attention.choice import check_backend
 from minimegatron.layers.transformer_engine import check_transformer_engine
@@ -63,6 +64,8 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
     )
     if run.model.bert_head is not None:
         _check_bert(run)
+    if run.model.encoder_num_layers is not None:
+        check_span_corruption(run)
     _check_profile(run.training, world_size)
     _check_graph(run)
     _check_twin(run, world_size)
