@@ -12,9 +12,9 @@ begins; in every second sample, by a coin, B is text of the same length out of t
 (`attention/mask.padded`); so rows count unequal numbers of words.
 
 **Whole words.** A token that continues a word is hidden with it, else its neighbours give it away. Which tokens do is
-read from their spelling: `##` of WordPiece says so; elsewhere (byte-level BPE, bytes) a letter or digit that follows one
-does. Words are taken in random order, as many as fit into 15 % of the tokens, at least one. Of the hidden tokens 80 %
-become [MASK], 10 % any other token, 10 % stay: a model that saw [MASK] alone would learn nothing about real words.
+read from their spelling: `##` of WordPiece says so; elsewhere (byte-level BPE, bytes) a letter or digit that follows
+one does. Words are taken in random order, as many as fit into 15 % of the tokens, at least one. Of the hidden tokens
+80 % become [MASK], 10 % any other token, 10 % stay: a model that saw [MASK] alone would learn nothing of real words.
 
 **Two losses.** Those of words are averaged over hidden words, as everywhere; the loss of a pair weighs as much as the
 hidden words of its sample, so over a batch the pairs weigh as much as the words (`pair_mask`). Where all samples hide
@@ -104,7 +104,7 @@ class MaskedWords:
         return np.concatenate(([0], np.flatnonzero(~continues) + 1))
 
     def hidden(self, texts: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-        """Places, in the texts end to end, that are hidden: whole words, `probability` of all tokens, at least a word."""
+        """Places in the texts, end to end, that are hidden: whole words, `probability` of the tokens, at least one."""
         starts = np.cumsum([0, *map(len, texts)])
         begun = [start + self.beginnings(text) for start, text in zip(starts, texts, strict=False)]
         edges = np.append(np.concatenate(begun), starts[-1])
