@@ -175,8 +175,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
 
 
 def _check_tied(theirs: Source, name: str, of: str) -> None:
-    """Check that a tensor that is stored beside the one that it is tied to equals it: else it is unknown which model was
-    meant."""
+    """Check that a tensor which is stored a second time equals the first: else it is unknown which model was meant."""
     head = theirs.tensors[name]
     boxes = [tuple(box) for box in blocks(whole(head.shape), head.dtype.itemsize)]
     if head.shape != theirs.tensors[of].shape or not all(

@@ -239,8 +239,8 @@ class TransformerConfig(
         self._check_base()
         require(
             self.norms_input or not self.fp32_residual_connection,
-            f"layernorm_placement {self.layernorm_placement} with fp32_residual_connection: no norm rounds what attention "
-            "and MLP read",
+            f"layernorm_placement {self.layernorm_placement} with fp32_residual_connection: no norm rounds what "
+            "attention and MLP read",
             "fp32_residual_connection=False",
         )
         require(

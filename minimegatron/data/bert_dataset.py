@@ -12,16 +12,16 @@ begins; in every second sample, by a coin, B is text of the same length out of t
 (`attention/mask.padded`); so rows count unequal numbers of words.
 
 **Whole words.** A token that continues a word is hidden with it, else its neighbours give it away. Which tokens do is
-read from their spelling: `##` of WordPiece says so; elsewhere (byte-level BPE, bytes) a letter or digit that follows one
-does. Words are taken in random order, as many as fit into 15 % of the tokens, at least one. Of the hidden tokens 80 % become
-[MASK], 10 % any other token, 10 % stay: a model that saw [MASK] alone would learn nothing about real words.
+read from their spelling: `##` of WordPiece says so; elsewhere (byte-level BPE, bytes) a letter or digit that follows
+one does. Words are taken in random order, as many as fit into 15 % of the tokens, at least one. Of the hidden tokens
+80 % become [MASK], 10 % any other token, 10 % stay: a model that saw [MASK] alone would learn nothing of real words.
 
 **Two losses.** Those of words are averaged over hidden words, as everywhere; the loss of a pair weighs as much as the
 hidden words of its sample, so over a batch the pairs weigh as much as the words (`pair_mask`). Where all samples hide
 equally many this is the paper's sum of two means.
 
-**Order.** Each epoch is another permutation of all pieces, and each visit hides other words: sample k is drawn from (seed,
-k) alone, so a run goes on at any sample, in any layout, and nothing has to be stored.
+**Order.** Each epoch is another permutation of all pieces, and each visit hides other words: sample k is drawn from
+(seed, k) alone, so a run goes on at any sample, in any layout, and nothing has to be stored.
 
 A tokenizer without [CLS], [SEP] or [MASK] gets ids behind its vocabulary for them, and the model as many rows more.
 
@@ -54,8 +54,8 @@ class MaskedWords:
         cls, sep, mask, pad: ids; behind the tokenizer's vocabulary where it has none (`pad`: 0).
         vocab_size: ids of the tokenizer and of these together.
         words: ids that may stand for a hidden one.
-        opens, closes: [vocab_size] bool: the id begins, ends with a letter or digit; a token continues a word if it opens
-            and the one before closes.
+        opens, closes: [vocab_size] bool: the id begins, ends with a letter or digit; a token continues a word if it
+            opens and the one before closes.
         probability: share of the tokens that are hidden.
         pairs: whether samples are pairs of texts.
     """
@@ -104,8 +104,7 @@ class MaskedWords:
         return np.concatenate(([0], np.flatnonzero(~continues) + 1))
 
     def hidden(self, texts: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-        """Places, in the texts end to end, that are hidden, ascending: whole words, `probability` of all tokens, at least
-        one word."""
+        """Places in the texts, end to end, that are hidden: whole words, `probability` of the tokens, at least one."""
         starts = np.cumsum([0, *map(len, texts)])
         begun = [start + self.beginnings(text) for start, text in zip(starts, texts, strict=False)]
         edges = np.append(np.concatenate(begun), starts[-1])
@@ -151,8 +150,8 @@ class BertDataset(ReadInEpochs):
         room, least = config.sequence_length - self.masking.added, 2 if self.masking.pairs else 1
         if room < least:
             raise DataError(
-                f"samples of {config.sequence_length} tokens have no room for text beside {self.masking.added} that mark "
-                "it",
+                f"samples of {config.sequence_length} tokens have no room for text beside {self.masking.added} that "
+                "mark it",
                 fix=f"--seq-length of at least {self.masking.added + least}",
             )
         pieces = pieces_of(dataset.sequence_lengths, documents, room)  # without the end of a document
@@ -227,8 +226,8 @@ class BertDataset(ReadInEpochs):
         """The samples as one batch.
 
         Returns:
-            tokens, labels, position_ids, tokentype_ids, document_ids: [b, s] int64; loss_mask: [b, s] float32, 1 where a
-            word is hidden; and for pairs pair_mask: [b, s] float32, the weight of the pair's loss at place 0.
+            tokens, labels, position_ids, tokentype_ids, document_ids: [b, s] int64; loss_mask: [b, s] float32, 1 where
+            a word is hidden; and for pairs pair_mask: [b, s] float32, the weight of the pair's loss at place 0.
 
         Raises:
             DataError: an id outside the vocabulary.

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from minimegatron.comm.sequence import rank_spans
+from minimegatron.comm.sequence import local_tokens, rank_spans
 from minimegatron.errors import ConfigError
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.attention.self_attention import AttentionContext
@@ -135,6 +135,14 @@ class BertModel(GPTModel):
             return self._need(self.pooler, "pooled")(hidden)
         logits = self.logits(hidden)
         return logits if outputs == "logits" else (logits, self.pair_logits(hidden))
+
+    def full_logits(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """As `GPTModel.full_logits`; `tokentype_ids` are of the whole sequence."""
+        if (types := options.get("tokentype_ids")) is not None:
+            options["tokentype_ids"] = local_tokens(types, self.mesh, 1)
+        return super().full_logits(tokens, position_ids, **options)
 
     def _losses(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Losses [b, s] of words and, at place 0 of the sequence, of the pair."""

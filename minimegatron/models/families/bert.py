@@ -1,9 +1,9 @@
 """BERT, and BERT as Megatron-LM builds it: encoders with learned positions, segments, biases and a GELU.
 
-| `model_type`    | norms                                        | `architectures`                                        |
-|-----------------|----------------------------------------------|--------------------------------------------------------|
-| `bert`          | of the residual sums, and of the embedding   | heads of words and pairs, of words, or the pooler alone|
-| `megatron-bert` | before attention and MLP, and after the last | the same, in classes of their own                      |
+| `model_type`    | norms                                        | `architectures`                                     |
+|-----------------|----------------------------------------------|-----------------------------------------------------|
+| `bert`          | of the residual sums, and of the embedding   | heads of words and pairs, of words; the pooler only |
+| `megatron-bert` | before attention and MLP, and after the last | the same, in classes of their own                   |
 
 `architectures` says which heads a file has, so it is read. A class for another task (`BertForSequenceClassification`)
 is refused. Output layer and embedding are tied, and so are the two names of the output layer's bias.
@@ -161,6 +161,7 @@ def family(
             tensors=rows(norms),
             prefix="bert.",
             left_out=("bert.embeddings.position_ids", "bert.pooler.", "cls."),  # heads that `architectures` has not
+            older={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
             tied={
                 "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
                 "cls.predictions.decoder.bias": "cls.predictions.bias",

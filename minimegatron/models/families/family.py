@@ -93,6 +93,7 @@ class Family:
         tied: names under which files may store a tensor of the rows once more -> its name in the rows; {} is
             `lm_head.weight` for the embedding.
         renamed: part of a name in their model in memory -> as published.
+        older: part of a name in old files -> as it is in the rows.
         stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
             names end (`checkpoint/stacks`); {} where files have a tensor for each expert.
         tokenizer: the class with which transformers reads every folder's tokenizer, whatever the folder says.
@@ -112,6 +113,7 @@ class Family:
     left_out: tuple[str, ...] = ()
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    older: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
     tensorrt_llm: Mapping[str, Any] | None = None
