@@ -113,7 +113,7 @@ class EncoderDecoderFields(Config):
         )
 
     def prompt_of(self, ids: Sequence[int], eod: int) -> list[int]:
-        """The prompt of a text: an encoder-decoder's is a source, which ends as in training, and the decoder's start."""
+        """The prompt of a text; that of an encoder-decoder is a source, which ends as in training, and the start."""
         if self.encoder_num_layers is None:
             return [*ids]
         return [*ids, *([eod] if ids[-1:] != [eod] else []), self.decoder_start_token_id]

@@ -1,21 +1,21 @@
 """Span corruption: the pre-training of an encoder-decoder (T5), from the tokens that a decoder's pre-training reads.
 
     raw text    a  b  c  d  e  f  g  h  i  j  k  l                noise: {c d} and {j}
-    source      a  b <0> e  f  g  h  i <1> k  l  E                a sentinel in place of each span, the end of document E
+    source      a  b <0> e  f  g  h  i <1> k  l  E                a sentinel in place of each span; E ends a document
     target      <0> c  d <1> j  E                                 each sentinel and its span
     the decoder reads  D <0> c  d <1> j                           the same behind `decoder_start_token_id`
 
-15 % of the tokens are noise, in spans of 3 on average. Given the length L of the text, the numbers of noise tokens and of
-spans are fixed; where the spans begin is drawn. So all sources have one length, and all targets (`config/encoder_decoder`):
-L is chosen so that a source fills its part of a row, and no source is padded. A target may be shorter than its part: what
-follows it is no label.
+15 % of the tokens are noise, in spans of 3 on average. Given the length L of the text, the numbers of noise tokens and
+of spans are fixed; where the spans begin is drawn. So all sources have one length, and all targets
+(`config/encoder_decoder`): L is chosen so that a source fills its part of a row, and no source is padded. A target may
+be shorter than its part: what follows it is no label.
 
-Sample k is the text that sample k of a decoder would be (`gpt_dataset`, `blend`: the same files, caches and order), with
-noise drawn from (seed, k). So samples do not depend on layouts or on what was read before, a run resumes at any sample,
-and an epoch later the same text has other noise.
+Sample k is the text that sample k of a decoder would be (`gpt_dataset`, `blend`: the same files, caches and order),
+with noise drawn from (seed, k). So samples do not depend on layouts or on what was read before, a run resumes at any
+sample, and an epoch later the same text has other noise.
 
-Sentinels are the ids `<extra_id_0>`, `<extra_id_1>` ... of the tokenizer. To a tokenizer without these 100 are added behind
-its vocabulary, and behind them one for `decoder_start_token_id`, which no text may have.
+Sentinels are the ids `<extra_id_0>`, `<extra_id_1>` ... of the tokenizer. To a tokenizer without these 100 are added
+behind its vocabulary, and behind them one for `decoder_start_token_id`, which no text may have.
 
 Raffel et al. 2020 (arXiv 1910.10683), section 3.1.4; `random_spans_noise_mask` of github.com/google-research/
 text-to-text-transfer-transformer. Megatron-LM: `megatron/core/datasets/t5_dataset.py`, which masks words and documents.
@@ -86,7 +86,7 @@ class SpanCorruption:
             needed <= made.target,
             f"{s} tokens a row, of which {source} are the source: what was taken from {made.raw} tokens is a target of "
             f"{needed}, and {made.target} are left",
-            f"decoder_seq_length of at least {needed}, with seq_length {source + needed}; or none, which fits by itself",
+            f"decoder_seq_length of at least {needed}, with seq_length {source + needed}; or none, which always fits",
         )
         require(
             spans <= len(found),
@@ -162,7 +162,7 @@ def check_span_corruption(run: RunConfig) -> None:
     given = [name for name in names if getattr(run.data, name)]
     require(
         not given,
-        f"{', '.join(given)} with encoder_num_layers: a sample is a text cut from the stream, and what was taken from it",
+        f"{', '.join(given)} with encoder_num_layers: a sample is a text of the stream, and what was taken from it",
         f"drop {', '.join(given)}",
     )
 

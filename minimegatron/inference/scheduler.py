@@ -181,8 +181,8 @@ class Scheduler:
             )
         if self.whole_prompts and most > self.max_num_batched_tokens:
             raise DataError(
-                f"a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones are {most}, which this "
-                f"model computes in one step, and a step has {self.max_num_batched_tokens}",
+                f"a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones are {most}, which a "
+                f"model of whole prompts computes in one step, and a step has {self.max_num_batched_tokens}",
                 where=request_id,
                 fix="fewer tokens, or an engine with more max_num_batched_tokens",
             )

@@ -254,11 +254,16 @@ class EncoderDecoderModel(GPTModel):
             assert inputs is not None, "checked above"
             source, target = inputs["hidden"][:rows], inputs["hidden"][rows:]
         ids = (None, None) if document_ids is None else (document_ids[:, :n], document_ids[:, n:])
-        source = self.encoder(source, AttentionContext(None, BiasedMask(False, None, ids[0], buckets=of_encoder)))
-        mask = BiasedMask(True, None, ids[1], buckets=of_decoder)
-        target = self.decoder(
-            target, MemoryContext(None, mask, None, source, CrossMask(False, None, ids[1], source_ids=ids[0]))
-        )
+        if self.encoder.layers:
+            mask = BiasedMask(False, None, ids[0], buckets=of_encoder).made(n)
+            source = self.encoder(source, AttentionContext(None, mask))
+        if self.decoder.layers:
+            mask = BiasedMask(True, None, ids[1], buckets=of_decoder).made(tokens.shape[1] - n)
+            cross = CrossMask(False, None, ids[1], source_ids=ids[0])
+            context = MemoryContext(None, mask, memory=source, cross=cross)
+        else:
+            context = MemoryContext()
+        target = self.decoder(target, context)
         if not self.post_process:
             return {"hidden": torch.cat([source, target]), "bias_e": tables[0], "bias_d": tables[1]}
         if labels is None:

@@ -135,6 +135,11 @@ class BiasedMask(AttentionMask):
     buckets: Buckets | None = None
     sources: torch.Tensor | None = None
 
+    def made(self, s: int) -> BiasedMask:
+        """The mask with its biases for s tokens: layers that are recomputed must find them, and not make them again."""
+        self.dense(s)
+        return self
+
     def plain(self, s: int) -> bool:
         """Never: the bias is a table."""
         return False
