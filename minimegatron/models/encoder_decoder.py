@@ -178,6 +178,8 @@ class EncoderDecoderModel(GPTModel):
         others = [n for n in numbers if n >= config.encoder_num_layers]
         super().__init__(config, mesh, with_cross_attention(spec), layer_numbers=others, **ends)
         self.encoder = TransformerBlock(config, mesh, spec, encoders, False, rng)
+        for name in [name for name in ("decoder", "output_layer") if name in self._modules]:
+            self._modules[name] = self._modules.pop(name)  # ZeRO-3 gathers units in the order of registration
         self.encoder_bias = RelativePositionBias(config, mesh) if pre_process else None
         self.decoder_bias = RelativePositionBias(config, mesh) if pre_process else None
 

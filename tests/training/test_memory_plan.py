@@ -71,6 +71,11 @@ DELTA = {
     "linear_attention_freq": "2", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16, "linear_chunk_size": 16, "attention_output_gate": True, "qk_layernorm": True,
 }  # fmt: skip
+RELATIVE = {
+    "position_embedding_type": "relative", "encoder_num_layers": 2, "num_layers": 5, "decoder_seq_length": 24,
+    "num_query_groups": 4, "softmax_scale": 1.0, "untie_embeddings_and_output_weights": False,
+}  # fmt: skip
+CUT = "pipeline_model_parallel_layout"
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -175,6 +180,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "gated delta, pp2, recompute": (2, PP2, DELTA | FULL),
     "gated delta, selective": (1, {}, DELTA | {"recompute_granularity": "selective"}),
     "gated delta, experts, ep2": (2, EP2, DELTA | MOE | {"moe_shared_expert_intermediate_size": 64}),
+    "encoder and decoder": (1, {}, RELATIVE),
+    "encoder and decoder, selective": (1, {}, RELATIVE | {"recompute_granularity": "selective"}),
+    "encoder and decoder, documents": (1, {}, RELATIVE | {"documents": True, "attention_backend": "reference"}),
+    "encoder and decoder, tp2 sp, bf16": (2, TP2, RELATIVE | BF16),
+    "encoder and decoder, pp2, recompute": (2, PP2 | {CUT: "Ettt|ttL"}, RELATIVE | FULL),
+    "encoder and decoder, zb-h1": (2, PP2 | {CUT: "Et|ttttL", "pipeline_schedule": "zb_h1"}, RELATIVE),
+    "encoder and decoder, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, RELATIVE),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -184,7 +196,7 @@ ORDINARY = {
     "stage 1", "stage 3, recompute", "tp2 sp, bf16, recompute", "pp2 interleaved", "cp2 by heads",
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
-    "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
+    "own kernels, experts", "instances", "encoder and decoder, zb-h1", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 
