@@ -196,7 +196,8 @@ ORDINARY = {
     "stage 1", "stage 3, recompute", "tp2 sp, bf16, recompute", "pp2 interleaved", "cp2 by heads",
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
-    "own kernels, experts", "instances", "encoder and decoder, zb-h1", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
+    "own kernels, experts", "instances", "encoder and decoder, zb-h1", "strange, pp2, recompute",
+    "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 
