@@ -235,6 +235,11 @@ class RelativeAttention(CoreAttention):
         weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
         return self.dropout(weights.to(q.dtype)) @ v
 
+    def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
+        table = mask.dense(q.shape[2], q.device)
+        with self.dropout.stream():
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=table, dropout_p=self._dropout_p, scale=self.scale)
+
     def inference_state(self) -> dict[str, StateSpec]:
         """The key and the value of each token: a source's of cross attention, a target's of self-attention."""
         heads = self.config.num_attention_heads // self.mesh.tp.size
