@@ -5,11 +5,11 @@
     class of    15 % of all words are hidden, and                   labels
     the pair    the model says which they were
 
-**Pieces** are those of documents, cut every s - 3 tokens as for packing (`data/packing.pieces_of`): no sample holds two
-documents by accident. A "sentence" is any span of text, as in the paper. A piece is cut into A and B where a word
-begins; in every second sample, by a coin, B is text of the same length out of the middle of another document, and class
-1 says so. Without a binary head a sample is one piece, [CLS] A [SEP]. What is left of s is padding, which no token sees
-(`attention/mask.padded`); so rows count unequal numbers of words.
+**Pieces** are those of documents, cut every s - 3 tokens: no sample holds two documents by accident. A "sentence" is
+any span of text, as in the paper. A piece is cut into A and B where a word begins; in half of the samples B is text of
+the same length out of the middle of another document, and class 1 says so. Without a binary head a sample is one piece,
+[CLS] A [SEP]. What is left of s is padding, which no token sees (`attention/mask.padded`); so rows count unequal
+numbers of words.
 
 **Whole words.** A token that continues a word is hidden with it, else its neighbours give it away. Which tokens do is
 read from their spelling: `##` of WordPiece says so; elsewhere (byte-level BPE, bytes) a letter or digit that follows
@@ -39,7 +39,6 @@ import numpy as np
 import torch
 
 from minimegatron.data.gpt_dataset import Batch, GPTDatasetConfig, LowLevelDataset, ReadInEpochs
-from minimegatron.data.packing import pieces_of
 from minimegatron.data.tokenizer import NO_PAD, Tokenizer
 from minimegatron.errors import DataError
 
@@ -135,7 +134,7 @@ class BertDataset(ReadInEpochs):
         config: sequence length, seed, and `masking`.
 
     Attributes:
-        pieces: [n, 3], (sequence, offset, tokens); the shortest are left out.
+        starts: [P + 1], the number of the first piece of each document; pieces of two tokens or so are left out.
         num_epochs: how often each piece is read.
 
     Raises:
@@ -154,29 +153,30 @@ class BertDataset(ReadInEpochs):
                 "mark it",
                 fix=f"--seq-length of at least {self.masking.added + least}",
             )
-        pieces = pieces_of(dataset.sequence_lengths, documents, room)  # without the end of a document
         least += 2  # [CLS] and [SEP] of a tokenizer that puts them around every text are taken off
-        self.pieces = pieces[pieces[:, 2] >= least]
-        self._sequences = np.ascontiguousarray(self.pieces[:, 0])  # ascending
-        long = len(np.unique(self._sequences))
+        lengths = dataset.sequence_lengths[documents].astype(np.int64) - 1  # without the end of a document
+        counts = np.maximum(lengths // room + (lengths % room >= least), 0)
+        self.starts, self._room = np.concatenate(([0], np.cumsum(counts))), room
+        long = int((counts > 0).sum())
         if long < 1 + self.masking.pairs:
             raise DataError(
                 f"{len(documents)} documents, {long} of them of {least} tokens or more: a pair is made of two",
                 fix="give this split a larger share of --split; or bert_head lm, whose samples are no pairs",
             )
-        self.num_epochs = 1 if num_samples is None else max(1, -(-num_samples // len(self.pieces)))
+        self._pieces = int(self.starts[-1])
+        self.num_epochs = 1 if num_samples is None else max(1, -(-num_samples // self._pieces))
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def __len__(self) -> int:
-        return self.num_epochs * len(self.pieces)
+        return self.num_epochs * self._pieces
 
     def epoch_of(self, k: int) -> int:
         """The epoch of sample k."""
-        return k // len(self.pieces)
+        return k // self._pieces
 
     def read_epochs(self, samples: int) -> dict[str, float]:
         """{name: how many epochs of it the first `samples` samples are}."""
-        return {self.name: samples / len(self.pieces)}
+        return {self.name: samples / self._pieces}
 
     def _text(self, piece: int) -> np.ndarray:
         """The tokens of a piece, without special ones.
@@ -184,7 +184,9 @@ class BertDataset(ReadInEpochs):
         Raises:
             DataError: an id outside the vocabulary, or too few are left.
         """
-        sequence, offset, length = self.pieces[piece].tolist()
+        document = self._document(piece)
+        sequence, offset = int(self.documents[document]), (piece - int(self.starts[document])) * self._room
+        length = min(int(self.dataset.sequence_lengths[sequence]) - 1 - offset, self._room)
         text = self.dataset.get(sequence, offset, length).astype(np.int64)
         size, where = self.config.tokenizer.vocab_size, f"document {sequence}, tokens from {offset} on"
         if text.max() >= size or text.min() < 0:
@@ -198,13 +200,17 @@ class BertDataset(ReadInEpochs):
             )
         return text
 
+    def _document(self, piece: int) -> int:
+        """The place in `documents` of a piece."""
+        return int(np.searchsorted(self.starts, piece, "right")) - 1
+
     def texts(self, k: int) -> tuple[list[np.ndarray], bool]:
         """The texts of sample k, two of a pair, and whether the second belongs to another document."""
         epoch, rng = self.epoch_of(k), np.random.default_rng((self.config.random_seed, 0, k))
         if epoch != self._epoch:
-            order = np.random.default_rng((self.config.random_seed, 1, epoch)).permutation(len(self.pieces))
+            order = np.random.default_rng((self.config.random_seed, 1, epoch)).permutation(self._pieces)
             self._epoch, self._order = epoch, order
-        piece = int(self._order[k % len(self.pieces)])
+        piece = int(self._order[k % self._pieces])
         text = self._text(piece)
         if not self.masking.pairs:
             return [text], False
@@ -212,9 +218,9 @@ class BertDataset(ReadInEpochs):
         first, second = text[:cut], text[cut:]
         if rng.random() < 0.5:
             return [first, second], False
-        begin, end = (np.searchsorted(self._sequences, self._sequences[piece], side) for side in ("left", "right"))
-        number = int(rng.integers(len(self.pieces) - (end - begin)))  # among those of other documents
-        other = self._text(number if number < begin else number + int(end - begin))
+        begin, end = self.starts[self._document(piece) :][:2].tolist()
+        number = int(rng.integers(self._pieces - (end - begin)))  # among the pieces of other documents
+        other = self._text(number if number < begin else number + end - begin)
         return [first, other[self._cut(other, rng) :][: len(second)]], True
 
     def _cut(self, text: np.ndarray, rng: np.random.Generator) -> int:
