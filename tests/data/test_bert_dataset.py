@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from minimegatron.data.bert_dataset import BertDataset, MaskedWords
+from minimegatron.data.bert_dataset import BertDataset
 from minimegatron.data.gpt_dataset import GPTDatasetConfig
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.tokenizer import ByteTokenizer, HuggingFaceTokenizer, NullTokenizer
+from minimegatron.data.whole_words import MaskedWords
 from minimegatron.errors import DataError
 from tests.data.test_indexed import write
 

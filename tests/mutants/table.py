@@ -1343,7 +1343,7 @@ MUTANTS = (
         "if self.layernorm is not None:", "if False:", _OF_BERT,
     ),
     Mutant(
-        "half a word is hidden", _BERT_DATA, "self.opens[text[1:]] & self.closes[text[:-1]]",
+        "half a word is hidden", "minimegatron/data/whole_words.py", "self.opens[text[1:]] & self.closes[text[:-1]]",
         "self.opens[text[1:]] & False", f"{_BERT_ROWS} -k whole",
     ),
     Mutant(

@@ -179,7 +179,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "BERT, tp2 sp": (2, TP2, BERT),
     "BERT, pp2, recompute": (2, PP2, BERT | FULL),
     "BERT, cp2 ring": (2, CP2, BERT),
-    "BERT, bf16, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, BERT | {"params_dtype": "bf16"}),
+    "BERT, bf16, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"},
+                            BERT | {"params_dtype": "bf16"}),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
