@@ -17,6 +17,7 @@ from minimegatron.checkpoint.hf_folder import open_published
 from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.convert import main as convert
+from minimegatron.commands.quantize import load_alone
 from minimegatron.config import ParallelConfig, TransformerConfig
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError, DataError
@@ -198,6 +199,8 @@ def test_a_folder_is_converted_and_written_back(tmp_path):
     convert(["--load", str(there), "--save", str(tmp_path / "ours")])
     model = open_model(tmp_path / "ours")
     assert model.config.bert_head == "lm" and not any("pooler" in name for name in model.weights.tensors)
+    with pytest.raises(ConfigError, match="a BERT predicts no next words"):
+        load_alone(model)
     convert(["--load", str(tmp_path / "ours"), "--save", str(back), "--to", "hf", "--hf-model", "none"])
     written = load_file(back / "model.safetensors")
     lost = ("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.")
@@ -247,12 +250,12 @@ def test_what_a_bert_cannot_do_is_refused():
         pooler(torch.ones(1, 4, dtype=torch.int64))
     run = ["--mock-data", *"--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16".split()]
     for flags, match in (
-        ("--bert-head pooler", "no head that is trained"),
-        ("--bert-head lm --sequence-packing", "sequence_packing with bert_head lm"),
+        ("--bert-head pooler", "bert_head pooler: words are hidden"),
+        ("--bert-head lm --sequence-packing", "bert_head lm with sequence_packing: words are hidden"),
     ):
         with pytest.raises(ConfigError, match=match):
             parse_args([*run, *flags.split()])
-    with pytest.raises(ConfigError, match="minimegatron sft with bert_head lm"):
+    with pytest.raises(ConfigError, match="bert_head lm with minimegatron sft"):
         parse_args([*run[1:], "--bert-head", "lm", "--data-path", __file__], task="sft")
 
 
