@@ -229,8 +229,13 @@ class TransformerConfig(
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
         self._check_experts(self.ffn_hidden_size)
         self._check_fp8(self.num_experts, self.moe_grouped_gemm)
-        only_decoders = ("mtp_num_layers", "value_head", "hybrid_override_pattern")
-        self._check_bert(self.layernorm_placement, **{name: getattr(self, name) for name in only_decoders})
+        decodes = [name for name in ("mtp_num_layers", "value_head", "hybrid_override_pattern") if getattr(self, name)]
+        require(
+            not decodes or (self.bert_head is None and not self.norms_sums),
+            f"{', '.join(decodes)} with bert_head {self.bert_head}, layernorm_placement {self.layernorm_placement}: "
+            "only a decoder with a final norm has these",
+            f"drop {', '.join(decodes)}",
+        )
         self._check_latent(self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias)
         if self.rotates:
             self._check_rope()

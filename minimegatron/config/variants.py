@@ -78,21 +78,6 @@ class BertFields(Config):
     )
     num_tokentypes: int = opt(MODEL, 0, "BERT: kinds of segments, each with an embedding", least=0)
 
-    def _check_bert(self, placement: str, **decoders: object) -> None:
-        """Check what a model without a final norm, or without causal attention, cannot have.
-
-        Args:
-            placement: `layernorm_placement`.
-            decoders: fields that only a decoder with a final norm may have, with their values.
-        """
-        given = [name for name, value in decoders.items() if value not in (None, False)]
-        require(
-            not given or (self.bert_head is None and placement != "residual"),
-            f"{', '.join(given)} with bert_head {self.bert_head}, layernorm_placement {placement}: only a decoder with "
-            "a final norm has these",
-            f"drop {', '.join(given)}",
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class Fp8Fields(Config):

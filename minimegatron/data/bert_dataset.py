@@ -5,16 +5,14 @@
     class of    15 % of all words are hidden, and                   labels
     the pair    the model says which they were
 
-**Pieces** are those of documents, cut every s - 3 tokens as for packing (`data/packing.pieces_of`): no sample holds two
-documents by accident. A "sentence" is any span of text, as in the paper. A piece is cut into A and B where a word
-begins; in every second sample, by a coin, B is text of the same length out of the middle of another document, and class
-1 says so. Without a binary head a sample is one piece, [CLS] A [SEP]. What is left of s is padding, which no token sees
-(`attention/mask.padded`); so rows count unequal numbers of words.
+**Pieces** are those of documents, cut every s - 3 tokens: no sample holds two documents by accident. A "sentence" is
+any span of text, as in the paper. A piece is cut into A and B where a word begins; in half of the samples B is text of
+the same length out of the middle of another document, and class 1 says so. Without a binary head a sample is one piece,
+[CLS] A [SEP]. What is left of s is padding, which no token sees (`attention/mask.padded`); so rows count unequal
+numbers of words.
 
-**Whole words.** A token that continues a word is hidden with it, else its neighbours give it away. Which tokens do is
-read from their spelling: `##` of WordPiece says so; elsewhere (byte-level BPE, bytes) a letter or digit that follows
-one does. Words are taken in random order, as many as fit into 15 % of the tokens, at least one. Of the hidden tokens
-80 % become [MASK], 10 % any other token, 10 % stay: a model that saw [MASK] alone would learn nothing of real words.
+**Hidden words** are whole (`data/whole_words`). Of their tokens 80 % become [MASK], 10 % any other token, 10 % stay: a
+model that saw [MASK] alone would learn nothing of real words.
 
 **Two losses.** Those of words are averaged over hidden words, as everywhere; the loss of a pair weighs as much as the
 hidden words of its sample, so over a batch the pairs weigh as much as the words (`pair_mask`). Where all samples hide
@@ -23,106 +21,20 @@ equally many this is the paper's sum of two means.
 **Order.** Each epoch is another permutation of all pieces, and each visit hides other words: sample k is drawn from
 (seed, k) alone, so a run goes on at any sample, in any layout, and nothing has to be stored.
 
-A tokenizer without [CLS], [SEP] or [MASK] gets ids behind its vocabulary for them, and the model as many rows more.
-
-Devlin et al. 2019 (arXiv 1810.04805), section 3.1 and appendix A.2; whole words: their code, May 2019. Megatron-LM:
-`megatron/core/datasets/bert_dataset.py`, `masked_dataset.py`: there documents were cut into sentences when they were
-preprocessed, and the two pieces of a sample change places instead.
+Devlin et al. 2019 (arXiv 1810.04805), section 3.1 and appendix A.2. Megatron-LM:
+`megatron/core/datasets/bert_dataset.py`; there documents were cut into sentences when they were preprocessed, and in
+half of the samples the two pieces change places instead.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from minimegatron.data.gpt_dataset import Batch, GPTDatasetConfig, LowLevelDataset, ReadInEpochs
-from minimegatron.data.packing import pieces_of
-from minimegatron.data.tokenizer import NO_PAD, Tokenizer
 from minimegatron.errors import DataError
-
-BLANKS = "▁ĠĊĉč"  # how vocabularies spell a blank, a line's end and a tabulator before a word
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MaskedWords:
-    """How words of a tokenizer are hidden, and its special ids.
-
-    Attributes:
-        cls, sep, mask, pad: ids; behind the tokenizer's vocabulary where it has none (`pad`: 0).
-        vocab_size: ids of the tokenizer and of these together.
-        words: ids that may stand for a hidden one.
-        opens, closes: [vocab_size] bool: the id begins, ends with a letter or digit; a token continues a word if it
-            opens and the one before closes.
-        probability: share of the tokens that are hidden.
-        pairs: whether samples are pairs of texts.
-    """
-
-    cls: int
-    sep: int
-    mask: int
-    pad: int
-    vocab_size: int
-    words: np.ndarray
-    opens: np.ndarray
-    closes: np.ndarray
-    probability: float
-    pairs: bool
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, probability: float, pairs: bool) -> MaskedWords:
-        """Those of a tokenizer."""
-        spelled = tokenizer.spellings()
-        named = {name: spelled.get(text) for name, text in getattr(tokenizer, "named", {}).items()}
-        size, ids = tokenizer.vocab_size, dict[str, int]()
-        for name in ("cls", "sep", "mask"):
-            found = named.get(f"{name}_token")
-            ids[name], size = (size, size + 1) if found is None else (found, size)
-        pieces = any(text.startswith("##") for text in spelled)
-        opens, closes = np.zeros(size, bool), np.full(size, pieces)
-        for text, token in spelled.items():
-            if pieces:
-                opens[token] = text.startswith("##")
-            elif text:
-                opens[token], closes[token] = _letter(text[0]), _letter(text[-1])
-        special = {*ids.values(), tokenizer.eod, tokenizer.pad, *getattr(tokenizer, "special_ids", ())}
-        words = np.setdiff1d(np.arange(tokenizer.vocab_size), np.array(sorted(special)))
-        pad = 0 if tokenizer.pad == NO_PAD else tokenizer.pad
-        return cls(**ids, pad=pad, vocab_size=size, words=words, opens=opens, closes=closes, probability=probability,
-                   pairs=pairs)  # fmt: skip
-
-    @property
-    def added(self) -> int:
-        """How many tokens a full sample has beside its text."""
-        return 3 if self.pairs else 2
-
-    def beginnings(self, text: np.ndarray) -> np.ndarray:
-        """Places [n'] of a text [n] at which a word begins, ascending; the first is 0."""
-        continues = self.opens[text[1:]] & self.closes[text[:-1]]
-        return np.concatenate(([0], np.flatnonzero(~continues) + 1))
-
-    def hidden(self, texts: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
-        """Places in the texts, end to end, that are hidden: whole words, `probability` of the tokens, at least one."""
-        starts = np.cumsum([0, *map(len, texts)])
-        begun = [start + self.beginnings(text) for start, text in zip(starts, texts, strict=False)]
-        edges = np.append(np.concatenate(begun), starts[-1])
-        wanted, places = max(1, round(self.probability * int(starts[-1]))), list[int]()
-        order = rng.permutation(len(edges) - 1)
-        for word in order:
-            span = range(edges[word], edges[word + 1])
-            if len(places) + len(span) <= wanted:
-                places.extend(span)
-        if not places:  # each is longer than all that is to be hidden
-            word = order[np.argmin(np.diff(edges)[order])]
-            places.extend(range(edges[word], edges[word + 1]))
-        return np.array(sorted(places))
-
-
-def _letter(sign: str) -> bool:
-    """Whether a sign of a vocabulary is a letter or a digit; a byte of a longer UTF-8 sequence counts as one."""
-    return sign not in BLANKS and (sign.isalnum() or sign == "_" or ord(sign) >= 0x80)
 
 
 class BertDataset(ReadInEpochs):
@@ -135,7 +47,7 @@ class BertDataset(ReadInEpochs):
         config: sequence length, seed, and `masking`.
 
     Attributes:
-        pieces: [n, 3], (sequence, offset, tokens); the shortest are left out.
+        starts: [P + 1], the number of the first piece of each document; pieces of two tokens or so are left out.
         num_epochs: how often each piece is read.
 
     Raises:
@@ -154,29 +66,30 @@ class BertDataset(ReadInEpochs):
                 "mark it",
                 fix=f"--seq-length of at least {self.masking.added + least}",
             )
-        pieces = pieces_of(dataset.sequence_lengths, documents, room)  # without the end of a document
         least += 2  # [CLS] and [SEP] of a tokenizer that puts them around every text are taken off
-        self.pieces = pieces[pieces[:, 2] >= least]
-        self._sequences = np.ascontiguousarray(self.pieces[:, 0])  # ascending
-        long = len(np.unique(self._sequences))
+        lengths = dataset.sequence_lengths[documents].astype(np.int64) - 1  # without the end of a document
+        counts = np.maximum(lengths // room + (lengths % room >= least), 0)
+        self.starts, self._room = np.concatenate(([0], np.cumsum(counts))), room
+        long = int((counts > 0).sum())
         if long < 1 + self.masking.pairs:
             raise DataError(
                 f"{len(documents)} documents, {long} of them of {least} tokens or more: a pair is made of two",
                 fix="give this split a larger share of --split; or bert_head lm, whose samples are no pairs",
             )
-        self.num_epochs = 1 if num_samples is None else max(1, -(-num_samples // len(self.pieces)))
+        self._pieces = int(self.starts[-1])
+        self.num_epochs = 1 if num_samples is None else max(1, -(-num_samples // self._pieces))
         self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def __len__(self) -> int:
-        return self.num_epochs * len(self.pieces)
+        return self.num_epochs * self._pieces
 
     def epoch_of(self, k: int) -> int:
         """The epoch of sample k."""
-        return k // len(self.pieces)
+        return k // self._pieces
 
     def read_epochs(self, samples: int) -> dict[str, float]:
         """{name: how many epochs of it the first `samples` samples are}."""
-        return {self.name: samples / len(self.pieces)}
+        return {self.name: samples / self._pieces}
 
     def _text(self, piece: int) -> np.ndarray:
         """The tokens of a piece, without special ones.
@@ -184,7 +97,9 @@ class BertDataset(ReadInEpochs):
         Raises:
             DataError: an id outside the vocabulary, or too few are left.
         """
-        sequence, offset, length = self.pieces[piece].tolist()
+        document = self._document(piece)
+        sequence, offset = int(self.documents[document]), (piece - int(self.starts[document])) * self._room
+        length = min(int(self.dataset.sequence_lengths[sequence]) - 1 - offset, self._room)
         text = self.dataset.get(sequence, offset, length).astype(np.int64)
         size, where = self.config.tokenizer.vocab_size, f"document {sequence}, tokens from {offset} on"
         if text.max() >= size or text.min() < 0:
@@ -198,13 +113,17 @@ class BertDataset(ReadInEpochs):
             )
         return text
 
+    def _document(self, piece: int) -> int:
+        """The place in `documents` of a piece."""
+        return int(np.searchsorted(self.starts, piece, "right")) - 1
+
     def texts(self, k: int) -> tuple[list[np.ndarray], bool]:
         """The texts of sample k, two of a pair, and whether the second belongs to another document."""
         epoch, rng = self.epoch_of(k), np.random.default_rng((self.config.random_seed, 0, k))
         if epoch != self._epoch:
-            order = np.random.default_rng((self.config.random_seed, 1, epoch)).permutation(len(self.pieces))
+            order = np.random.default_rng((self.config.random_seed, 1, epoch)).permutation(self._pieces)
             self._epoch, self._order = epoch, order
-        piece = int(self._order[k % len(self.pieces)])
+        piece = int(self._order[k % self._pieces])
         text = self._text(piece)
         if not self.masking.pairs:
             return [text], False
@@ -212,9 +131,9 @@ class BertDataset(ReadInEpochs):
         first, second = text[:cut], text[cut:]
         if rng.random() < 0.5:
             return [first, second], False
-        begin, end = (np.searchsorted(self._sequences, self._sequences[piece], side) for side in ("left", "right"))
-        number = int(rng.integers(len(self.pieces) - (end - begin)))  # among those of other documents
-        other = self._text(number if number < begin else number + int(end - begin))
+        begin, end = self.starts[self._document(piece) :][:2].tolist()
+        number = int(rng.integers(self._pieces - (end - begin)))  # among the pieces of other documents
+        other = self._text(number if number < begin else number + end - begin)
         return [first, other[self._cut(other, rng) :][: len(second)]], True
 
     def _cut(self, text: np.ndarray, rng: np.random.Generator) -> int:

@@ -44,7 +44,7 @@ from minimegatron.data.tokenizer import NO_PAD, Tokenizer
 from minimegatron.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from minimegatron.data.bert_dataset import MaskedWords
+    from minimegatron.data.whole_words import MaskedWords
 
 Batch = dict[str, torch.Tensor]
 

@@ -7,7 +7,7 @@
 | `--mock-data`               | numbers; or `--tokenizer-type`     | as given; or the tokenizer's               |
 
 `NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron. A
-BERT has up to three more, for the special ids that its tokenizer lacks (`data/bert_dataset`).
+BERT has up to three more, for the special ids that its tokenizer lacks (`data/whole_words`).
 
 Rank 0 builds index arrays and corpora while the others wait; then all ranks read them. An error on rank 0 is raised on
 every rank.
@@ -30,7 +30,7 @@ from minimegatron.comm.agree import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config.run import RunConfig
-from minimegatron.data.bert_dataset import BertDataset, MaskedWords
+from minimegatron.data.bert_dataset import BertDataset
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
@@ -40,6 +40,7 @@ from minimegatron.data.loader import DataLoader
 from minimegatron.data.packing import PackedDataset
 from minimegatron.data.span_corruption import CorruptedDataset, SpanCorruption
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
+from minimegatron.data.whole_words import MaskedWords
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import require_agreement
 

@@ -151,23 +151,15 @@ def _check_data(data: DataConfig) -> None:
 
 
 def _check_bert(run: RunConfig) -> None:
-    """A BERT learns words, from samples of its own."""
-    require(
-        run.task is None,
-        f"minimegatron {run.task_name} with bert_head {run.model.bert_head}: that is learned from next tokens",
-        "minimegatron train, or a decoder",
-    )
-    require(
-        run.model.bert_head != "pooler",
-        "bert_head pooler has no head that is trained on text",
-        "--bert-head lm, or lm_and_binary",
-    )
+    """A BERT learns hidden words, from samples of its own."""
     names = ("sequence_packing", "reset_attention_mask", "reset_position_ids", "eod_mask_loss")
     given = [name for name in names if getattr(run.data, name)]
+    given += [f"minimegatron {run.task_name}"] * (run.task is not None)
     require(
-        not given,
-        f"{', '.join(given)} with bert_head {run.model.bert_head}: a sample is one text or a pair, and padding",
-        f"drop {', '.join(given)}",
+        not given and run.model.bert_head != "pooler",
+        f"bert_head {run.model.bert_head}{' with ' * bool(given)}{', '.join(given)}: words are hidden in a sample of "
+        "one text or a pair, and a head has to predict them",
+        "minimegatron train --bert-head lm, or lm_and_binary, without these",
     )
 
 

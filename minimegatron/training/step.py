@@ -79,15 +79,9 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
 
 
 def pair_loss_func(loss_mask: torch.Tensor, pair_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
-    """Sum the losses of hidden words and of pairs of texts (BERT); words alone are counted (`data/bert_dataset`).
+    """`loss_func` of hidden words and of pairs of texts (BERT); words alone are counted (`data/bert_dataset`).
 
-    Args:
-        loss_mask: [b, s] in fp32, 1 where a word is hidden.
-        pair_mask: [b, s] in fp32, the weight of a pair's loss where it stands, else 0.
-        output_tensor: [b, s], loss of every token.
-
-    Returns:
-        As `loss_func`; the report has "lm loss", and "sop loss" of the pairs, which is Megatron's name.
+    `pair_mask` [b, s] has the weight of a pair's loss where that stands, else 0. "sop loss" is Megatron's name.
     """
     words, num_tokens, report = loss_func(loss_mask, output_tensor)
     pairs, _, of_pairs = loss_func(pair_mask, output_tensor)

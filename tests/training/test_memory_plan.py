@@ -76,6 +76,7 @@ RELATIVE = {
     "num_query_groups": 4, "softmax_scale": 1.0, "untie_embeddings_and_output_weights": False,
 }  # fmt: skip
 CUT = "pipeline_model_parallel_layout"
+BERT = {"family": "bert", "num_query_groups": 4}
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -187,6 +188,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "encoder and decoder, pp2, recompute": (2, PP2 | {CUT: "Ettt|ttL"}, RELATIVE | FULL),
     "encoder and decoder, zb-h1": (2, PP2 | {CUT: "Et|ttttL", "pipeline_schedule": "zb_h1"}, RELATIVE),
     "encoder and decoder, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, RELATIVE),
+    "BERT, tp2 sp": (2, TP2, BERT),
+    "BERT, pp2, recompute": (2, PP2, BERT | FULL),
+    "BERT, cp2 ring": (2, CP2, BERT),
+    "BERT, bf16, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"},
+                            BERT | {"params_dtype": "bf16"}),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -218,7 +224,7 @@ def run_of(name: str) -> tuple[int, RunConfig]:
     parallel = ParallelConfig(**layout, use_distributed_optimizer=sharded)
     batch = case.accumulation * BATCH * parallel.data_parallel_size(world)
     return world, RunConfig(
-        family_config("llama", **case.model),
+        family_config(**{"family": "llama", **case.model}),
         parallel,
         optimizer=OptimizerConfig(optimizer=model.get("optimizer", "adam")),
         data=DataConfig(mock_data=True, seq_length=LENGTH, reset_attention_mask=case.documents),

@@ -44,9 +44,6 @@ DEFAULTS: dict[str, Any] = {
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
-    "position_embedding_type": "absolute",
-    "gradient_checkpointing": False,
-    "classifier_dropout": None,
     "tie_word_embeddings": True,
     "is_decoder": False,
     "add_cross_attention": False,
@@ -94,7 +91,7 @@ ACTIVATION = one_of(
 )
 _DROPOUT = {"hidden_dropout_prob": "hidden_dropout", "attention_probs_dropout_prob": "attention_dropout"}
 WITHOUT_EFFECT = Part(
-    lambda keys: {name: keys[name] for name in (*_DROPOUT, "gradient_checkpointing", "classifier_dropout")} and {},
+    lambda keys: {name: keys[name] for name in _DROPOUT} and {},
     noted(**_DROPOUT).write,
 )
 ONE = only(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False, tie_word_embeddings=True)

@@ -32,6 +32,7 @@ HARMLESS = frozenset(
     use_cache cache_implementation return_dict output_hidden_states output_attentions output_router_logits
     router_aux_loss_coef aux_loss_alpha seq_aux pretraining_tp ep_size num_nextn_predict_layers n_ctx
     chunk_size_feed_forward problem_type id2label label2id num_labels finetuning_task task_specific_params
+    gradient_checkpointing classifier_dropout
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     max_length min_length do_sample temperature top_k top_p typical_p repetition_penalty length_penalty num_beams
     num_return_sequences no_repeat_ngram_size bad_words_ids early_stopping diversity_penalty num_beam_groups
