@@ -69,6 +69,13 @@ _OF_RULE, _OF_NET = "tests/layers/ssm/test_delta_rule.py", "tests/layers/ssm/tes
 _CORRECTIONS, _OF_NEXT = f"{_OF_RULE} -k recurrence", "tests/models/test_huggingface.py::test_logits[qwen3_next-1]"
 _DELTA_TP = "tests/parallel/test_hybrid_twin.py::test_two_ranks[9]"
 _SINKS, _GPT_OSS_TWIN = "tests/layers/attention/test_sinks.py", "tests/parallel/test_expert_twin.py -k gpt_oss_on_two"
+_RELATIVE, _HALVES, _SPANS = (
+    f"minimegatron/{name}.py"
+    for name in ("layers/attention/relative", "models/encoder_decoder", "data/span_corruption")
+)
+_OF_RELATIVE, _OF_SPANS = "tests/layers/attention/test_relative.py", "tests/data/test_span_corruption.py"
+_T5, _ANSWERS = (f"tests/models/test_t5.py -k {words}" for words in ("every_gradient", "encodes_once"))
+_T5_SP, _T5_CUT, _T5_AGAIN = (f"tests/parallel/test_encoder_decoder_twin.py::test_two_ranks[{i}]" for i in (1, 2, 3))
 _GPT_OSS, _GEMMA3 = (f"tests/models/test_huggingface.py -k logits[{name}-1]" for name in ("gpt_oss", "gemma3"))
 _BERT, _BERT_HEADS = "minimegatron/models/bert.py", "minimegatron/layers/bert_heads.py"
 _BERT_DATA, _BERT_ROWS = "minimegatron/data/bert_dataset.py", "tests/data/test_bert_dataset.py"
@@ -1362,5 +1369,103 @@ MUTANTS = (
     Mutant(
         "a pair weighs as much as one word", _BERT_DATA, "int(other), len(hidden)", "int(other), 1",
         f"{_BERT_ROWS} -k marks",
+    ),
+    # ------------------------------------------------------------------------------------------- encoder-decoders
+    Mutant(
+        "T5's scores are divided by sqrt(d)", "minimegatron/models/families/t5.py", '"softmax_scale": 1.0',
+        '"softmax_scale": None', _T5,
+    ),
+    Mutant(
+        "the decoder's buckets look ahead as the encoder's do", _HALVES, "Buckets(tables[1], False, far)",
+        "Buckets(tables[1], True, far)", _T5,
+    ),
+    Mutant(
+        "both stacks use the encoder's table", _HALVES, "Buckets(tables[1], False, far)",
+        "Buckets(tables[0], False, far)", _T5,
+    ),
+    Mutant(
+        "a key's bias is that of the mirrored distance", _RELATIVE, "row.unfold(1, s, 1).flip(1)[None]",
+        "row.unfold(1, s, 1).flip(1)[None].mT", _OF_RELATIVE,
+    ),
+    Mutant(
+        "a tied head sees the hidden state as it is", _HALVES,
+        "hidden * self.config.hidden_size**-0.5 if tied else hidden", "hidden", _T5,
+    ),
+    Mutant(
+        "a head of its own is scaled, too", _HALVES, "hidden * self.config.hidden_size**-0.5 if tied else hidden",
+        "hidden * self.config.hidden_size**-0.5", _T5,
+    ),
+    Mutant(
+        "what transformers 5 writes of an untied head is read as a tied one", "minimegatron/models/families/t5.py",
+        "not tied or scales is False", "not tied", _T5,
+    ),
+    Mutant(
+        "the embedding is read from the head", "minimegatron/models/families/t5.py",
+        'Row("embedding.word_embeddings.weight", ("shared.weight",))',
+        'Row("embedding.word_embeddings.weight", ("lm_head.weight",))', _T5,
+    ),
+    Mutant(
+        "copies of the embedding are not compared with it", "minimegatron/checkpoint/huggingface.py",
+        "for name in sorted(tied.keys() & theirs.tensors.keys()):", "for name in ():",
+        "tests/models/test_t5.py -k a_copy",
+    ),
+    Mutant(
+        "the decoder sees the padding of a source", _HALVES, "CrossMask(False, None, ids[1], source_ids=ids[0])",
+        "CrossMask()", _T5,
+    ),
+    Mutant(
+        "the encoder sees the padding of a source", _HALVES, "BiasedMask(False, None, ids[0], buckets=of_encoder)",
+        "BiasedMask(False, None, None, buckets=of_encoder)", _T5,
+    ),
+    Mutant(
+        "a softmax over nothing", _RELATIVE, "scores.masked_fill(blind, 0.0).softmax(-1)", "scores.softmax(-1)",
+        _OF_RELATIVE,
+    ),
+    Mutant(
+        "every rank of tp has the biases of the first heads", _RELATIVE,
+        "ParamLayout(shape, 1, parts, mesh.tp.rank,", "ParamLayout(shape, 1, parts, 0,", _T5_SP,
+    ),
+    Mutant(
+        "later stages give the table no gradient", _HALVES,
+        '"hidden": torch.cat([source, target]), "bias_e": tables[0], "bias_d": tables[1]',
+        '"hidden": torch.cat([source, target]), "bias_e": tables[0], "bias_d": tables[1].detach().clone()', _T5_CUT,
+    ),
+    Mutant(
+        "recomputed layers make the biases again", _HALVES,
+        "BiasedMask(False, None, ids[0], buckets=of_encoder).made(n)",
+        "BiasedMask(False, None, ids[0], buckets=of_encoder)", _T5_AGAIN,
+    ),
+    Mutant(
+        "biases are lost where keys are kept", _RELATIVE, "self.buckets.at(distance).permute(0, 3, 1, 2).masked_fill(",
+        "(0 * self.buckets.at(distance)).permute(0, 3, 1, 2).masked_fill(", _ANSWERS,
+    ),
+    Mutant(
+        "a target sees the kept keys of its source as its own past", _RELATIVE,
+        "(distance <= 0) & (keys >= self.sources[:, None, None])", "(distance <= 0).expand(len(self.sources), -1, -1)",
+        _ANSWERS,
+    ),
+    Mutant(
+        "cross attention sees the first target", _RELATIVE, "(keys < self.sources[:, None])[:, None, None]",
+        "(keys <= self.sources[:, None])[:, None, None]", _ANSWERS,
+    ),
+    Mutant(
+        "a later step does not know where the source ends", _HALVES,
+        "lengths = torch.where(context.kept == 0, lengths, state.read_sequences(LENGTH)[0][:, 0])", "pass", _ANSWERS,
+    ),
+    Mutant(
+        "a prompt is computed in pieces", "minimegatron/inference/scheduler.py",
+        "if self.whole_prompts and count < sequence.waiting_tokens:", "if False:",
+        "tests/models/test_t5.py -k preempted",
+    ),
+    Mutant(
+        "the decoder reads what it shall predict", _SPANS, "[self.start, *target[:-1]]", "target", _OF_SPANS,
+    ),
+    Mutant(
+        "every sample has the noise of the first", _SPANS, "np.random.default_rng((self.seed, k))",
+        "np.random.default_rng((self.seed, 0))", _OF_SPANS,
+    ),
+    Mutant(
+        "the decoder's layers count on in a file", "minimegatron/models/families/family.py",
+        "n if in_encoder else n - encoder", "n", _T5,
     ),
 )  # fmt: skip
