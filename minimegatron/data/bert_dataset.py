@@ -165,9 +165,7 @@ class BertDataset(ReadInEpochs):
             seen[changed] = rng.choice(masking.words, len(changed))
             ends = np.cumsum([len(text) for text in texts])
             segment = np.searchsorted(ends, np.arange(len(whole)), "right")
-            places = (
-                np.arange(len(whole)) + 1 + segment
-            )  # in the row: behind [CLS], and behind the [SEP] of each before
+            places = np.arange(len(whole)) + 1 + segment  # in the row, where marks are between the texts
             length = int(ends[-1]) + 1 + len(texts)
             tokens, labels, loss_mask = ids["tokens"][row], ids["labels"][row], counts["loss_mask"][row]
             tokens[0], tokens[places], tokens[ends + np.arange(len(texts)) + 1] = masking.cls, seen, masking.sep

@@ -22,6 +22,7 @@ import numpy as np
 
 from minimegatron.data.tokenizer import NO_PAD, Tokenizer
 
+MARKS = ("cls", "sep", "mask")  # the special ids
 BLANKS = "▁ĠĊĉč"  # how vocabularies spell a blank, a line's end and a tabulator before a word
 
 
@@ -56,10 +57,11 @@ class MaskedWords:
         spelled = tokenizer.spellings()
         named = {name: spelled.get(text) for name, text in getattr(tokenizer, "named", {}).items()}
         size, ids = tokenizer.vocab_size, dict[str, int]()
-        for name in ("cls", "sep", "mask"):
+        for name in MARKS:
             found = named.get(f"{name}_token")
             ids[name], size = (size, size + 1) if found is None else (found, size)
-        pieces = any(text.startswith("##") for text in spelled)
+        marked = sum(text.startswith("##") and len(text) > 2 for text in spelled)  # of code, ### may be a word
+        pieces = marked > sum(text[:1] in BLANKS and len(text) > 1 for text in spelled)
         opens, closes = np.zeros(size, bool), np.full(size, pieces)
         for text, token in spelled.items():
             if pieces:

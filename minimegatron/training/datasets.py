@@ -7,7 +7,8 @@
 | `--mock-data`               | numbers; or `--tokenizer-type`     | as given; or the tokenizer's               |
 
 `NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron. A
-BERT has up to three more, for the special ids that its tokenizer lacks (`data/whole_words`).
+BERT has up to three more, for the special ids that its tokenizer lacks (`data/whole_words`); tokenizers of corpora and
+of mock data are made so much smaller.
 
 Rank 0 builds index arrays and corpora while the others wait; then all ranks read them. An error on rank 0 is raised on
 every rank.
@@ -40,7 +41,7 @@ from minimegatron.data.loader import DataLoader
 from minimegatron.data.packing import PackedDataset
 from minimegatron.data.span_corruption import CorruptedDataset, SpanCorruption
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
-from minimegatron.data.whole_words import MaskedWords
+from minimegatron.data.whole_words import MARKS, MaskedWords
 from minimegatron.errors import ConfigError
 from minimegatron.launch.agreement import require_agreement
 
@@ -134,7 +135,7 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
     per_split = (data.train_data_path, data.valid_data_path, data.test_data_path)
     if data.corpus:
         kind = CORPUS_KINDS.get(data.corpus, data.corpus)
-        size = chosen or CORPUS_VOCABULARY
+        size = (chosen or CORPUS_VOCABULARY) - _marks(run)
         corpus = prepare_corpus(data.corpus_path, size, kind, data.corpus_key, data.corpus_megabytes, progress)
         tokenizer: Tokenizer = corpus.tokenizer()
         data_path, folder = (corpus.data_path,), corpus.tokenizer_model
@@ -175,6 +176,11 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
     return RunData(tokenizer, vocab_size, *sets, tuple(files), trained_on, folder)
 
 
+def _marks(run: RunConfig) -> int:
+    """How many ids of the model a tokenizer that is made here leaves to a BERT's marks."""
+    return 0 if run.model.bert_head is None else len(MARKS)
+
+
 def _contents(dataset: GPTDataset | PackedDataset | BertDataset | BlendedDataset) -> Iterator[tuple[str, str]]:
     """(Digest of what is read, prefix) of each file."""
     parts: list[tuple[GPTDataset | PackedDataset | BertDataset, list[str]]]
@@ -198,7 +204,7 @@ def _tokenizer(run: RunConfig, chosen: int | None) -> Tokenizer:
                 "--data-path without --tokenizer-type: which id ends a document, and how many are there?",
                 fix="--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER, or NullTokenizer --vocab-size N",
             )
-        return NullTokenizer(run.model.vocab_size - 1)
+        return NullTokenizer(run.model.vocab_size - 1 - _marks(run))
     null = data.tokenizer_type == "NullTokenizer"
     return build_tokenizer(
         data.tokenizer_type, data.tokenizer_model, chosen if null else None, data.vocab_file, data.merge_file

@@ -30,7 +30,7 @@ from minimegatron.models.families import family_config
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.step import pair_loss_func
 from tests.axes import CP, SP, TP
-from tests.thorough import mostly_slow
+from tests.thorough import mostly_thorough
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99,
@@ -161,7 +161,7 @@ def deviations(rank: int, world: int, theirs: Theirs, layouts: list[dict[str, An
     return found
 
 
-@pytest.mark.parametrize("name", mostly_slow(["BertForPreTraining", "MegatronBertForMaskedLM"], [0]))
+@pytest.mark.parametrize("name", mostly_thorough(["BertForPreTraining", "MegatronBertForMaskedLM"], [0]))
 def test_logits_on_two_ranks(ranks, name):
     for found in ranks(2).run(deviations, theirs_of(name), [{TP: 2}, {TP: 2, SP: True}, {CP: 2}]):
         assert max(found) <= 1e-5
