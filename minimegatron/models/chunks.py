@@ -1,8 +1,8 @@
 """The part of a model that one pipeline rank holds: one or several stages of it.
 
 Every model of the package is built here. `build_stage` makes one stage: a `GPTModel`, a `BertModel` if the
-configuration has a `bert_head`, or the class with `is_stage` that the spec names (`models/contract`). Nothing outside
-of `models` knows which class it is.
+configuration has a `bert_head`, an `EncoderDecoderModel` if it has `encoder_num_layers`, or the class with `is_stage`
+that the spec names (`models/contract`). Nothing outside of `models` knows which class it is.
 
 A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
