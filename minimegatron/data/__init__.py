@@ -18,7 +18,7 @@
 | `packing`            | samples made of whole documents, each of which sees only itself                               |
 | `whole_words`        | which tokens are one word, and which words are hidden from a BERT                             |
 | `bert_dataset`       | samples for BERT: pieces of documents in pairs, with hidden words                             |
-| `span_corruption`    | samples for an encoder-decoder: a text with spans taken from it, and these spans               |
+| `span_corruption`    | samples for an encoder-decoder: a text without some spans, and these spans                    |
 | `blend`              | several datasets in given shares                                                              |
 | `builder`            | the train, valid and test sets from `--data-path` and `--split`                               |
 | `loader`             | the micro-batches of one data-parallel rank; its whole state is the consumed samples          |

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from minimegatron.config.run import RunConfig
 
 EXTRA_IDS = 100
+ADDED_IDS = EXTRA_IDS + 1  # to a tokenizer without sentinels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ class SpanCorruption:
                 f"decoder_start_token_id {start} is a word of the tokenizer, or a sentinel",
                 f"--decoder-start-token-id {size + EXTRA_IDS}, which is added to the vocabulary",
             )
-            found, size = list(range(size, size + EXTRA_IDS)), size + EXTRA_IDS + 1
+            found, size = list(range(size, size + EXTRA_IDS)), size + ADDED_IDS
         source = model.source_length(s)
         made = cls(tuple(found), start, tokenizer.eod, size, source, s - source, run.training.seed)
         spans, needed = noise_of(made.raw)[1], corrupted_lengths(made.raw)[1]

@@ -39,10 +39,10 @@ from minimegatron.data.gpt_dataset import Batch, Dataset, GPTDataset, GPTDataset
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.packing import PackedDataset
-from minimegatron.data.span_corruption import CorruptedDataset, SpanCorruption
+from minimegatron.data.span_corruption import ADDED_IDS, CorruptedDataset, SpanCorruption
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
 from minimegatron.data.whole_words import MARKS, MaskedWords
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, require
 from minimegatron.launch.agreement import require_agreement
 
 CORPUS_KINDS = {"stdlib": "both", "stdlib-code": "code", "stdlib-docs": "docs"}
@@ -170,15 +170,23 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         prefix + suffix for prefix in sorted({p for blend in blends for p in blend}) for suffix in (".bin", ".idx")
     ]
     trained_on = () if train is None else tuple(_contents(train))
-    sets: list[Dataset | None] = [train, valid, test]
+    sets: dict[str, Dataset | None] = {"train": train, "valid": valid, "test": test}
     if corruption is not None:
-        sets = [None if each is None else CorruptedDataset(each, corruption) for each in sets]
-    return RunData(tokenizer, vocab_size, *sets, tuple(files), trained_on, folder)
+        sets = {name: None if each is None else CorruptedDataset(each, corruption) for name, each in sets.items()}
+    return RunData(tokenizer, vocab_size, **sets, files=tuple(files), trained_on=trained_on, tokenizer_model=folder)
 
 
 def _marks(run: RunConfig) -> int:
-    """How many ids of the model a tokenizer that is made here leaves to a BERT's marks."""
-    return 0 if run.model.bert_head is None else len(MARKS)
+    """How many ids of the model a tokenizer that is made here leaves to a BERT's marks, or to span corruption.
+
+    Raises:
+        ConfigError: nothing is left for words.
+    """
+    count = 0 if run.model.bert_head is None else len(MARKS)
+    count += 0 if run.model.encoder_num_layers is None else ADDED_IDS
+    size = run.model.vocab_size
+    require(size > count + 1, f"vocab_size is {size}, and {count + 1} ids are no words", f"at least {count + 2}")
+    return count
 
 
 def _contents(dataset: GPTDataset | PackedDataset | BertDataset | BlendedDataset) -> Iterator[tuple[str, str]]:
