@@ -1418,7 +1418,7 @@ MUTANTS = (
         "BiasedMask(False, None, None, buckets=of_encoder)", _T5,
     ),
     Mutant(
-        "a softmax over nothing", _RELATIVE, "scores.masked_fill(blind, 0.0).softmax(-1)", "scores.softmax(-1)",
+        "a softmax over nothing", _RELATIVE, "scores.softmax(-1).masked_fill(blind, 0.0)", "scores.softmax(-1)",
         _OF_RELATIVE,
     ),
     Mutant(

@@ -17,8 +17,8 @@ from tests.thorough import SLOW
 from tests.training.test_trainer import TINY, history_on_rank, numbers, train
 
 LINE = (
-    "--preset t5-small --vocab-size 165 --num-layers 4 --encoder-num-layers 2 --num-attention-heads 4 --kv-channels 8 --seq-length 40 "
-    "--ffn-hidden-size 64 --decoder-start-token-id 164 --decoder-seq-length 14 --hidden-dropout 0 "
+    "--preset t5-small --vocab-size 165 --num-layers 4 --encoder-num-layers 2 --num-attention-heads 4 --kv-channels 8 "
+    "--seq-length 40 --ffn-hidden-size 64 --decoder-start-token-id 164 --decoder-seq-length 14 --hidden-dropout 0 "
     "--micro-batch-size 2 --global-batch-size 4 --lr-decay-iters 30"
 )
 

@@ -232,7 +232,7 @@ class RelativeAttention(CoreAttention):
         if table is not None:
             scores = scores.masked_fill(~table, -torch.inf) if table.dtype == torch.bool else scores + table
         blind = (scores == -torch.inf).all(-1, keepdim=True)  # softmax over nothing would be NaN
-        weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        weights = scores.softmax(-1).masked_fill(blind, 0.0)
         return self.dropout(weights.to(q.dtype)) @ v
 
     def _sdpa(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
