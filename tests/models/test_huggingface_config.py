@@ -25,6 +25,7 @@ from minimegatron.models.families.keys import HARMLESS
 from tests.models.test_bert import SIZES
 from tests.models.test_huggingface import MODELS as DECODERS
 from tests.models.test_huggingface import in_fp64_of
+from tests.models.test_t5 import SIZES as OF_T5
 from tests.thorough import mostly_thorough
 
 TINY = {"gpt2": "gpt2", "llama": "llama2", "mistral": "mistral", "qwen2": "qwen2.5", "qwen3": "qwen3"}
@@ -32,6 +33,7 @@ TINY |= {"mixtral": "mixtral", "qwen2_moe": "qwen2_moe", "qwen3_moe": "qwen3_moe
 TINY |= {name: name for name in ("gemma2", "olmo2", "mamba2", "nemotron_h", "qwen3_next")}
 TINY |= {"gpt_oss": "gpt_oss", "gemma3_text": "gemma3"}
 ENCODERS = {"bert": ("BertConfig", SIZES), "megatron-bert": ("MegatronBertConfig", SIZES)}
+ENCODERS["t5"] = "T5Config", OF_T5
 TINY |= {name: name for name in ENCODERS}
 MODELS = {**DECODERS, **ENCODERS}
 

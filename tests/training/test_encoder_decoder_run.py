@@ -66,7 +66,7 @@ def test_it_is_planned_and_its_work_is_counted():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--reset-attention-mask", "reset_attention_mask with encoder_num_layers"),
+        ("--reset-attention-mask --global-batch-size 8", "reset_attention_mask with encoder_num_layers"),
         ("--tensor-model-parallel-size 4 --sequence-parallel", "positions of the source"),
         ("--context-parallel-size 2", "context_parallel_size is 2 with encoder_num_layers"),
         ("--decoder-seq-length 40", "decoder_seq_length is 40"),
