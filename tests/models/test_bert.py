@@ -180,7 +180,7 @@ def test_configuration_and_weights_both_ways(name):
     assert count_parameters(config) == sum(t.numel() for t in back.values())
 
 
-def test_a_folder_is_converted_and_written_back(tmp_path):
+def test_a_folder_is_converted_and_written_back(tmp_path, capsys):
     """As old files are: names without the prefix, names of norms before 2019, the tied bias, and a head that
     `architectures` does not say; and back as transformers writes it."""
     theirs = theirs_of("BertForPreTraining")
@@ -202,6 +202,7 @@ def test_a_folder_is_converted_and_written_back(tmp_path):
     with pytest.raises(ConfigError, match="a BERT predicts no next words"):
         load_alone(model)
     convert(["--load", str(tmp_path / "ours"), "--save", str(back), "--to", "hf", "--hf-model", "none"])
+    assert "it never stops" not in capsys.readouterr().out, "an encoder does not begin"
     written = load_file(back / "model.safetensors")
     lost = ("bert.pooler.", "cls.seq_relationship.", "cls.predictions.decoder.")
     assert {n for n in theirs.state if not n.startswith(lost)} == written.keys()
