@@ -38,7 +38,7 @@ HARMLESS = frozenset(
     num_return_sequences no_repeat_ngram_size bad_words_ids early_stopping diversity_penalty num_beam_groups
     encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
     begin_suppress_tokens suppress_tokens remove_invalid_values output_scores return_dict_in_generate
-    time_step_rank classifier_dropout dropout_rate initializer_factor
+    time_step_rank classifier_dropout dropout_rate initializer_factor n_positions
     attn_implementation _attn_implementation _attn_implementation_autoset max_window_layers _sliding_window_pattern
     """.split()
 )
