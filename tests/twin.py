@@ -20,6 +20,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
+from minimegatron.layers.attention.mask import padded
 from minimegatron.layers.logical import draw, gather_logical, load_logical
 from minimegatron.layers.moe.router import set_loss_scale
 from minimegatron.layers.param import Init, layout_of, logical_parameters
@@ -33,7 +34,7 @@ from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.parallel.data.plain import PlainDataParallel
 from minimegatron.training.pipelined import forward_backward
-from minimegatron.training.step import forward_step
+from minimegatron.training.step import OF_EVERY_BATCH, forward_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Case:
         double: compute in fp64, where only a real mistake is visible.
         seed: of weights and data.
         empty_rank: dp rank whose tokens all count for nothing, or None.
-        documents: samples are made of documents that do not see each other.
+        documents: samples are made of documents that do not see each other. Those of a BERT are padded, anyway.
         freeze: patterns of parameters that have no gradient.
         unused: every layer has a parameter on which no loss depends.
         spec: of the layers, as `--spec` names one.
@@ -134,12 +135,18 @@ def microbatch(case: Case, dp_rank: int, index: int) -> dict[str, torch.Tensor]:
     if case.documents:
         begins = torch.rand(mask.shape, generator=generator) < 0.2
         batch["document_ids"] = begins.cumsum(1)
+    if case.config.bert_head is not None:
+        lengths = torch.randint(case.seq_length // 2, case.seq_length + 1, mask.shape[:1], generator=generator)
+        batch["document_ids"] = padded(lengths, case.seq_length)
+        batch["tokentype_ids"] = padded(lengths // 3, case.seq_length)
+        batch["labels"] = torch.cat([batch["labels"][:, :1] % 2, batch["labels"][:, 1:]], 1)  # the class of the pair
     return batch
 
 
 def losses(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Loss of every token that counts, [b, s]; 0 for the others."""
-    return model(batch["tokens"], labels=batch["labels"], document_ids=batch.get("document_ids")) * batch["loss_mask"]
+    more = {name: tensor for name, tensor in batch.items() if name not in OF_EVERY_BATCH}
+    return model(batch["tokens"], labels=batch["labels"], **more) * batch["loss_mask"]
 
 
 def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor]]:

@@ -365,7 +365,8 @@ def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
         lines.append(
             "There is no tokenizer in it: put the files of the one that the model was trained with beside config.json."
         )
-    if keys.get("eos_token_id") is None and not (folder / GENERATION).is_file():
+    writes = "bert_head" not in FAMILIES[str(keys["model_type"])].fields
+    if writes and keys.get("eos_token_id") is None and not (folder / GENERATION).is_file():
         lines.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
     config, family = folder / "tokenizer_config.json", FAMILIES[str(keys["model_type"])]
     kind = str(read_json(config, "a tokenizer").get("tokenizer_class")) if config.is_file() else family.tokenizer

@@ -37,7 +37,7 @@ from minimegatron.checkpoint.compressed_tensors import (
 from minimegatron.checkpoint.disk import files_in, staged, write_bytes
 from minimegatron.checkpoint.hf_config import QUANTIZED, read_config, read_json
 from minimegatron.checkpoint.huggingface import as_ours
-from minimegatron.checkpoint.sources import Prefixed, SafetensorsFiles, Source, View, in_files, write_file
+from minimegatron.checkpoint.sources import Renamed, SafetensorsFiles, Source, View, in_files, write_file
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError
 from minimegatron.models.families import FAMILIES
@@ -56,9 +56,10 @@ def open_published(folder: Path) -> tuple[str, TransformerConfig, View]:
     family, config = read_config(folder)
     weights: Source = SafetensorsFiles(weight_files(folder))
     weights = dequantised(weights, read_json(folder / "config.json", "a folder with config.json").get(QUANTIZED))
-    prefix, words = FAMILIES[family].prefix, FAMILIES[family].tensors[0].theirs[0]
-    if prefix and words.removeprefix(prefix) in weights.tensors:  # as OpenAI's is published: saved without its head
-        weights = Prefixed(weights, prefix)
+    prefix, older, words = FAMILIES[family].prefix, FAMILIES[family].older, FAMILIES[family].tensors[0].theirs[0]
+    bare = prefix and words.removeprefix(prefix) in weights.tensors  # as OpenAI's is published: saved without its head
+    if bare or older:
+        weights = Renamed(weights, prefix if bare else "", older)
     return family, config, as_ours(weights, config, family)
 
 

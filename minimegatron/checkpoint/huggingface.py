@@ -159,8 +159,9 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         if tensors.setdefault(match.ours, described) != described:
             problems.append(f"{match.theirs[0]} is not like the same matrix of expert 0")
         row_copies += of_match
-    tied = set() if config.untie_embeddings_and_output_weights else {"lm_head.weight"}
-    extra = (name for name in theirs.tensors if name not in used | tied and not name.endswith(_WITHOUT_WEIGHTS))
+    tied = FAMILIES[family].tied or {"lm_head.weight": FAMILIES[family].tensors[0].theirs[0]}
+    tied = {name: of for name, of in tied.items() if name not in used and of in used}
+    extra = (name for name in theirs.tensors if name not in used | tied.keys() and not name.endswith(_WITHOUT_WEIGHTS))
     extra = (name for name in extra if not name.startswith(FAMILIES[family].left_out))
     problems += [f"left over {name}" for name in sorted(extra)]
     if problems:
@@ -168,24 +169,21 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
             f"this is not a {family} model of the given config:{shown(problems)}",
             fix="check model_type and config",
         )
-    if tied:
-        _check_tied(theirs, FAMILIES[family].matches(config))
+    for name in sorted(tied.keys() & theirs.tensors.keys()):
+        _check_tied(theirs, name, tied[name])
     return View(theirs, tensors, row_copies)
 
 
-def _check_tied(theirs: Source, table: Iterable[Match]) -> None:
-    """Check that a head that is stored beside a tied embedding equals it: else it is unknown which model was meant."""
-    words = next(match.theirs[0] for match in table if match.ours == "embedding.word_embeddings.weight")
-    head = theirs.tensors.get("lm_head.weight")
-    if head is None:
-        return
+def _check_tied(theirs: Source, name: str, of: str) -> None:
+    """Check that a tensor which is stored a second time equals the first: else it is unknown which model was meant."""
+    head = theirs.tensors[name]
     boxes = [tuple(box) for box in blocks(whole(head.shape), head.dtype.itemsize)]
-    if head.shape != theirs.tensors[words].shape or not all(
-        torch.equal(theirs.read("lm_head.weight", box), theirs.read(words, box)) for box in boxes
+    if head.shape != theirs.tensors[of].shape or not all(
+        torch.equal(theirs.read(name, box), theirs.read(of, box)) for box in boxes
     ):
         raise CheckpointError(
-            "tie_word_embeddings is true, and lm_head.weight differs from the embedding",
-            fix="remove lm_head.weight from the file, or set tie_word_embeddings to false in config.json",
+            f"tie_word_embeddings is true, and {name} differs from the embedding, {of}",
+            fix=f"remove {name} from the file, or set tie_word_embeddings to false in config.json",
         )
 
 

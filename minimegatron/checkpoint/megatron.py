@@ -122,6 +122,10 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
     Raises:
         ConfigError: the model has a part that this conversion does not support.
     """
+    if config.encoder_num_layers is not None:
+        raise ConfigError(
+            "an encoder-decoder is not written for Megatron, whose T5 is another model", fix="--to hf, or --to ours"
+        )
     args: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     args |= {name: getattr(config, ours) for name, ours in RENAMED.items()}
     args |= {

@@ -215,12 +215,22 @@ class SafetensorsFiles:
         return tensor
 
 
-class Prefixed:
-    """A source with a prefix before its names, except before those that have it and before `lm_head`."""
+class Renamed:
+    """A source whose tensors have other names.
 
-    def __init__(self, source: Source, prefix: str) -> None:
-        self.source = source
-        self._names = {n if n.startswith((prefix, "lm_head.")) else prefix + n: n for n in source.tensors}
+    Args:
+        source: the tensors.
+        prefix: put before names, except before those that have it and before `lm_head`.
+        parts: parts of names -> what they become.
+    """
+
+    def __init__(self, source: Source, prefix: str, parts: Mapping[str, str]) -> None:
+        self.source, self._names = source, dict[str, str]()
+        for there in source.tensors:
+            name = there if there.startswith((prefix, "lm_head.")) else prefix + there
+            for old, new in parts.items():
+                name = name.replace(old, new)
+            self._names[name] = there
         self.tensors = {name: source.tensors[there] for name, there in self._names.items()}
 
     def read(self, name: str, box: Box | None = None) -> torch.Tensor:

@@ -233,7 +233,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
         stops, stop_source = args.stop_token_ids, "--stop-token-ids"
     requests = [
         Request(
-            tuple(prompt),
+            tuple(model_folder.config.prompt_of(prompt, tokenizer.eod)),
             args.max_new_tokens,
             sampling,
             frozenset(stops),
@@ -263,7 +263,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     ends = [ending(answer, tokenizer, args.stop) for answer in answers]
     if args.prompts_file is None and args.n == 1 and args.log_probs is None:
         ((text, stop),) = ends
-        print(text if args.chat else texts[0] + text)
+        print(text if args.chat or model_folder.config.encoder_num_layers else texts[0] + text)
         (answer,) = answers
         if stop is None and answer.reason is FinishReason.STOP:
             end = "whole: the schema allows no more"

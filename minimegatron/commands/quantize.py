@@ -191,10 +191,16 @@ def perplexity(model: Any, tokens: torch.Tensor) -> float:
 
 
 def load_alone(model: Model) -> Any:
-    """The whole model on one rank, in fp32."""
+    """The whole model on one rank, in fp32.
+
+    Raises:
+        ConfigError: it does not predict next words.
+    """
     from minimegatron.comm.mesh import Mesh
     from minimegatron.inference.loading import load
 
+    if model.config.bert_head is not None:
+        raise ConfigError("a BERT predicts no next words, by which a text is scored", fix="a decoder")
     return load(model, Mesh.serial(), "fp32", packed=False)
 
 

@@ -16,6 +16,7 @@ Megatron-LM: `validate_args` in `megatron/training/arguments.py`, and assertions
 
 from __future__ import annotations
 
+from minimegatron.config.encoder_decoder import check_encoder_decoder_fits
 from minimegatron.config.fields import divides
 from minimegatron.config.model import TransformerConfig
 from minimegatron.config.parallel import ParallelConfig
@@ -41,6 +42,8 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         divides(tp, model.linear_num_key_heads, "tensor_model_parallel_size", "linear_num_key_heads")
     check_context_fits(model, parallel)
     check_experts_fit(model, parallel)
+    if model.encoder_num_layers is not None:
+        check_encoder_decoder_fits(model, parallel, seq_length)
     if model.fp8_format is not None:
         check_fp8_fits(model, parallel)
     plan_stages(parallel, model.num_layers)

@@ -18,7 +18,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from minimegatron.config import experts, hybrid, variants
+from minimegatron.config import encoder_decoder, experts, hybrid, variants
 from minimegatron.config.fields import BEGUN, HOW, MODEL, RUN, TRAINED, Config, divides, free, opt
 from minimegatron.errors import require
 
@@ -30,14 +30,16 @@ OF_BASE = free("where the packed weights lie: their contents are compared")
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig(
+    encoder_decoder.EncoderDecoderFields,
     experts.ExpertFields,
     hybrid.HybridFields,
     variants.LatentFields,
     variants.DepthFields,
+    variants.BertFields,
     variants.Fp8Fields,
     Config,
 ):
-    """A decoder-only transformer.
+    """A decoder-only transformer, or an encoder and a decoder.
 
     Sizes: `h` hidden_size, `a` num_attention_heads, `g` num_query_groups, `d` kv_channels, `f` ffn_hidden_size,
     `L` num_layers, `V` vocab_size.
@@ -66,8 +68,9 @@ class TransformerConfig(
     layernorm_placement: str = opt(
         MODEL,
         "input",
-        "norms before attention and MLP, after them and before the residual sum (OLMo 2), or both (Gemma 2)",
-        ("input", "output", "both"),
+        "norms before attention and MLP, after them and before the residual sum (OLMo 2), or both (Gemma 2); or of the "
+        "residual sums, and of the embedding (BERT)",
+        ("input", "output", "both", "residual"),
     )
     qk_layernorm: bool = opt(MODEL, False, "norm every query and key head before RoPE (Qwen3)")
     qk_layernorm_over_heads: bool = opt(MODEL, False, "one norm over all query heads, one over all key heads (OLMo 2)")
@@ -110,8 +113,9 @@ class TransformerConfig(
     position_embedding_type: str = opt(
         MODEL,
         "learned_absolute",
-        "positions; mrope is RoPE with three positions a token: time, height and width",
-        ("learned_absolute", "rope", "mrope", "none"),
+        "positions; mrope is RoPE with three positions a token: time, height and width; relative is a bias "
+        "of each distance (T5)",
+        ("learned_absolute", "rope", "mrope", "none", "relative"),
     )
     rotary_base: float = opt(MODEL, 10000.0, "RoPE's base", above=0.0)
     rotary_base_local: float | None = opt(
@@ -225,14 +229,23 @@ class TransformerConfig(
         divides(self.num_query_groups, self.num_attention_heads, "num_query_groups", "num_attention_heads")
         self._check_experts(self.ffn_hidden_size)
         self._check_fp8(self.num_experts, self.moe_grouped_gemm)
+        decodes = [name for name in ("mtp_num_layers", "value_head", "hybrid_override_pattern") if getattr(self, name)]
+        require(
+            not decodes or (self.bert_head is None and not self.norms_sums),
+            f"{', '.join(decodes)} with bert_head {self.bert_head}, layernorm_placement {self.layernorm_placement}: "
+            "only a decoder with a final norm has these",
+            f"drop {', '.join(decodes)}",
+        )
         self._check_latent(self.position_embedding_type, self.qk_layernorm, self.add_bias_linear or self.add_qkv_bias)
         if self.rotates:
             self._check_rope()
         self._check_attention()
+        self._check_encoder_decoder(self.num_layers)
         self._check_base()
         require(
             self.norms_input or not self.fp32_residual_connection,
-            "layernorm_placement output with fp32_residual_connection: no norm rounds what attention and MLP read",
+            f"layernorm_placement {self.layernorm_placement} with fp32_residual_connection: no norm rounds what "
+            "attention and MLP read",
             "fp32_residual_connection=False",
         )
         require(
@@ -373,6 +386,11 @@ class TransformerConfig(
     def norms_output(self) -> bool:
         """Whether there are norms after attention and MLP, before the residual sum."""
         return self.layernorm_placement in ("output", "both")
+
+    @property
+    def norms_sums(self) -> bool:
+        """Whether the residual sums are normed, and the embedding, in place of a norm after the last layer."""
+        return self.layernorm_placement == "residual"
 
     @property
     def windowed_layers(self) -> tuple[bool, ...]:

@@ -86,6 +86,7 @@ class DataConfig(Config):
         False,
         "samples of whole documents that do not see each other, instead of a stream cut every seq_length tokens",
     )
+    mask_prob: float = opt(RUN, 0.15, "BERT: share of the tokens that are hidden", above=0.0, below=1.0)
 
     def _check(self) -> None:
         named: dict[str, Any] = {"data_path": self.data_path}
@@ -376,6 +377,11 @@ class RunConfig:
         chosen = name in self.given or longest != getattr(TransformerConfig, name)
         longest = max(longest if chosen else 1, self.data.seq_length)
         return model.replace(vocab_size=vocab_size, max_position_embeddings=longest)
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether samples consist of documents that do not attend to each other; padding of BERT is one."""
+        return self.data.reset_attention_mask or self.model.bert_head is not None
 
     def unmet(self, name: str) -> str:
         """Why a field is not read in this run; "" where it is read (`same_model.unmet`).

@@ -1,4 +1,6 @@
-"""Fields that only some models have: multi-latent attention, multi-token prediction, FP8. Experts': `config/experts`.
+"""Fields that only some models have: multi-latent attention, multi-token prediction, BERT's heads, FP8.
+
+Those of experts are in `config/experts`.
 
 `TransformerConfig` (config/model.py) inherits them, so a model is still one flat list of fields with Megatron's names.
 
@@ -6,6 +8,7 @@
 |----------------|-----------------------------|----------------------------------------------------------------|
 | `LatentFields` | `multi_latent_attention`    | `layers/attention/mla`                                         |
 | `DepthFields`  | `mtp_num_layers`            | `models/mtp`                                                   |
+| `BertFields`   | `bert_head`                 | `models/bert`                                                  |
 | `Fp8Fields`    | `fp8_format`                | `layers/fp8/matmul`                                            |
 
 Tensor cores compute an FP8 product only if both dims of both factors are multiples of 16; a recipe with tiles needs
@@ -61,6 +64,19 @@ class DepthFields(Config):
 
     mtp_num_layers: int | None = opt(MODEL, None, "D, how many tokens after the next are predicted as well", least=1)
     mtp_loss_scaling_factor: float = opt(RUN, 0.1, "weight of the mean of their losses", least=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BertFields(Config):
+    """An encoder in place of a decoder: tokens see each other in both directions (BERT)."""
+
+    bert_head: str | None = opt(
+        MODEL,
+        None,
+        "BERT, and what is read from it: the first token, masked words, or words and whether two texts belong together",
+        (None, "pooler", "lm", "lm_and_binary"),
+    )
+    num_tokentypes: int = opt(MODEL, 0, "BERT: kinds of segments, each with an embedding", least=0)
 
 
 @dataclasses.dataclass(frozen=True)

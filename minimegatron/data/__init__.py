@@ -16,6 +16,9 @@
 | `indices`            | the tokens of sample k, epoch after epoch; arrays computed once for all ranks and runs        |
 | `gpt_dataset`        | samples as tensors with their masks, from files or (`--mock-data`) from a rule                |
 | `packing`            | samples made of whole documents, each of which sees only itself                               |
+| `whole_words`        | which tokens are one word, and which words are hidden from a BERT                             |
+| `bert_dataset`       | samples for BERT: pieces of documents in pairs, with hidden words                             |
+| `span_corruption`    | samples for an encoder-decoder: a text without some spans, and these spans                    |
 | `blend`              | several datasets in given shares                                                              |
 | `builder`            | the train, valid and test sets from `--data-path` and `--split`                               |
 | `loader`             | the micro-batches of one data-parallel rank; its whole state is the consumed samples          |

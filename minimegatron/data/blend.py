@@ -29,6 +29,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from minimegatron.data.bert_dataset import BertDataset
 from minimegatron.data.gpt_dataset import Batch, GPTDataset, SampleDataset, read_batch
 from minimegatron.data.indices import progress_bar
 from minimegatron.data.packing import PackedDataset
@@ -88,7 +89,10 @@ class BlendedDataset(SampleDataset):
     """
 
     def __init__(
-        self, datasets: Sequence[GPTDataset | PackedDataset], weights: Sequence[float] | None, size: int | None
+        self,
+        datasets: Sequence[GPTDataset | PackedDataset | BertDataset],
+        weights: Sequence[float] | None,
+        size: int | None,
     ) -> None:
         self.datasets, self.config = datasets, datasets[0].config
         lengths = [len(dataset) for dataset in datasets]

@@ -26,10 +26,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minimegatron.data.bert_dataset import BertDataset
 from minimegatron.data.blend import BlendedDataset, normalize
 from minimegatron.data.gpt_dataset import (
     GPTDataset,
     GPTDatasetConfig,
+    LowLevelDataset,
     MockGPTDataset,
     MockGPTLowLevelDataset,
 )
@@ -41,7 +43,8 @@ from minimegatron.errors import ConfigError, DataError
 SURPLUS = 0.005
 SPLITS = ("train", "valid", "test")
 
-Tokens = GPTDataset | PackedDataset | BlendedDataset
+One = GPTDataset | PackedDataset | BertDataset
+Tokens = One | BlendedDataset
 Blend = tuple[list[str], list[float] | None]
 Part = tuple[float, float]
 
@@ -135,9 +138,8 @@ def _build_set(
     prefixes, weights = blend
     if not prefixes:
         documents = split_documents(part, MockGPTLowLevelDataset.num_documents)
-        if config.sequence_packing:
-            return PackedDataset(MockGPTLowLevelDataset(config.tokenizer), documents, size, config)
-        return MockGPTDataset(documents, size, config, joint)
+        of_documents = _of_documents(MockGPTLowLevelDataset(config.tokenizer), documents, size, config)
+        return of_documents or MockGPTDataset(documents, size, config, joint)
     if weights is None and len(prefixes) == 1:
         return _build_one(opened[prefixes[0]], part, size, config, joint)
     if weights is None:
@@ -160,14 +162,21 @@ def _build_set(
     return BlendedDataset(datasets, [weight for weight in weights if weight], total)
 
 
+def _of_documents(
+    dataset: LowLevelDataset, documents: np.ndarray, size: int | None, config: GPTDatasetConfig
+) -> PackedDataset | BertDataset | None:
+    """The samples that are made of whole documents; None where a stream is cut."""
+    if config.masking is not None:
+        return BertDataset(dataset, documents, size, config)
+    return PackedDataset(dataset, documents, size, config) if config.sequence_packing else None
+
+
 def _build_one(
     dataset: IndexedDataset, part: Part, size: int | None, config: GPTDatasetConfig, joint: int | None
-) -> GPTDataset | PackedDataset:
+) -> One:
     documents = split_documents(part, len(dataset))
     try:
-        if config.sequence_packing:
-            return PackedDataset(dataset, documents, size, config)
-        return GPTDataset(dataset, documents, size, config, joint)
+        return _of_documents(dataset, documents, size, config) or GPTDataset(dataset, documents, size, config, joint)
     except DataError as error:
         raise DataError(error.what, where=error.where or dataset.prefix, fix=error.fix) from error
 

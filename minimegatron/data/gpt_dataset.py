@@ -33,7 +33,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -42,6 +42,9 @@ from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.indices import Epochs, SampleIndices, cached_arrays, count_epochs, too_few
 from minimegatron.data.tokenizer import NO_PAD, Tokenizer
 from minimegatron.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from minimegatron.data.whole_words import MaskedWords
 
 Batch = dict[str, torch.Tensor]
 
@@ -100,6 +103,7 @@ class GPTDatasetConfig:
         sequence_packing: samples of whole documents instead of a stream that is cut every s tokens (see `packing`).
         path_to_cache: folder of the index arrays; None for `<prefix>.cache` beside the data.
         progress: show a bar on stderr if arrays take long to build.
+        masking: samples for BERT, whose words are hidden so (see `bert_dataset`); None for those of a decoder.
     """
 
     sequence_length: int
@@ -111,6 +115,7 @@ class GPTDatasetConfig:
     path_to_cache: str | None = None
     sequence_packing: bool = False
     progress: bool = False
+    masking: MaskedWords | None = None
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1:

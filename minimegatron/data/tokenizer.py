@@ -82,6 +82,10 @@ class Tokenizer(Protocol):
         """Text of some ids. Raises DataError for an id outside the vocabulary."""
         ...
 
+    def spellings(self) -> Mapping[str, int]:
+        """How the vocabulary spells ids; {} where it says nothing of their words."""
+        ...
+
     def spelled(self, text: str) -> Mapping[str, int]:
         """How often a text contains the letters of each special token, whether or not `tokenize` reads them as one."""
         ...
@@ -111,6 +115,9 @@ class NullTokenizer:
     def detokenize(self, ids: Sequence[int]) -> str:
         return " ".join(str(i) for i in ids)
 
+    def spellings(self) -> Mapping[str, int]:
+        return {}
+
     def spelled(self, text: str) -> Mapping[str, int]:
         return {}
 
@@ -127,6 +134,9 @@ class ByteTokenizer:
     def detokenize(self, ids: Sequence[int]) -> str:
         _check_ids(ids, self.vocab_size)
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+    def spellings(self) -> Mapping[str, int]:
+        return {chr(byte): byte for byte in range(256)}
 
     def spelled(self, text: str) -> Mapping[str, int]:
         return {}
@@ -155,6 +165,7 @@ class _FastTokenizer:
         ids = fast.get_vocab(with_added_tokens=True)
         self.vocab_size = max(ids.values()) + 1
         eos_token, pad_token, bos_token = (named.get(name) for name in ("eos_token", "pad_token", "bos_token"))
+        eos_token = eos_token or named.get("sep_token")  # BERT's [SEP] ends each text
         eod = ids.get(eos_token) if eos_token else None
         if eod is None:
             raise ConfigError(
@@ -188,6 +199,9 @@ class _FastTokenizer:
     def detokenize(self, ids: Sequence[int]) -> str:
         _check_ids(ids, self.vocab_size)
         return self._fast.decode(list(ids), skip_special_tokens=True)
+
+    def spellings(self) -> Mapping[str, int]:
+        return self._fast.get_vocab(with_added_tokens=True)
 
     def word(self, token: int) -> tuple[str, str]:
         """(Spelling of an id in the vocabulary, its text); empty if only the model has the id."""

@@ -83,6 +83,19 @@ class _Attention(torch.autograd.Function):
         return *torch.ops.dry_run.attention_backward(grads[0], *ctx.saved_tensors, ctx.share), None
 
 
+class _Biased(torch.autograd.Function):
+    """Attention's output, which keeps the biases of its scores for their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(bias)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], torch.zeros_like(ctx.saved_tensors[0])
+
+
 def attention_pairs(seq_length: int, window: int | None = None, causal: bool = True) -> float:
     """(query, key) pairs of one sequence that are multiplied: s^2, half of it when causal, fewer with a window."""
     if not causal:
@@ -92,8 +105,9 @@ def attention_pairs(seq_length: int, window: int | None = None, causal: bool = T
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, is_causal: bool = False, **_: Any) -> Tensor:
-    """Replaces `F.scaled_dot_product_attention`."""
-    return _Attention.apply(q, k, v, 0.5 if is_causal else 1.0)  # type: ignore[no-any-return]
+    """Replaces `F.scaled_dot_product_attention`; a bias with a gradient is kept as well."""
+    out: Tensor = _Attention.apply(q, k, v, 0.5 if is_causal else 1.0)
+    return out if attn_mask is None or not attn_mask.requires_grad else _Biased.apply(out, attn_mask)  # type: ignore[no-any-return]
 
 
 def _core(self: CoreAttention, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> Tensor:

@@ -216,6 +216,7 @@ class Engine:
             speculative.num_speculative_tokens if speculative is not None else 0,
             self._places,
             newest_alone=self.heads,
+            whole_prompts=getattr(stage, "whole_prompts", False),
         )
         self.laid_out_bytes = self._lay_out()
         self.sequences: dict[str, list[Sequence]] = {}
@@ -243,6 +244,8 @@ class Engine:
     def check(self, request: Request, request_id: str) -> None:
         """Refuse a request that could never be computed; raises as `add_request`."""
         check_request(request, request_id, self.model.config.vocab_size)
+        if (check := getattr(stage_of(self.model), "check_prompt", None)) is not None:
+            check(request.prompt, request_id)
         self.scheduler.check(request, request_id)
         names = () if self.adapters is None else self.adapters.names
         if request.adapter and request.adapter not in names:

@@ -96,6 +96,7 @@ class Scheduler:
         has_slots: layers keep a state for each sequence, in slots 1 to `max_num_seqs`; slot 0 is for padding.
         lookahead: most proposed tokens of a sequence in a step.
         propose: (sequence, most) -> number of proposed tokens; default: `most`.
+        whole_prompts: the tokens that a sequence waits for are computed in one step, or wait.
         newest_alone: a sequence gets proposals only in a step that computes its newest token alone, because the
             proposer (MTP) needs the hidden state of the token before it.
 
@@ -118,6 +119,7 @@ class Scheduler:
         lookahead: int = 0,
         propose: Callable[[Sequence, int], int] = lambda _, most: most,
         newest_alone: bool = False,
+        whole_prompts: bool = False,
     ) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ConfigError(
@@ -132,7 +134,7 @@ class Scheduler:
             )
         self.blocks, self.lookahead, self.propose, self.newest_alone = blocks, lookahead, propose, newest_alone
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.max_model_len = max_model_len
+        self.max_model_len, self.whole_prompts = max_model_len, whole_prompts
         self.version = 0
         self.waiting: collections.deque[Sequence] = collections.deque()
         self.running: list[Sequence] = []
@@ -176,6 +178,13 @@ class Scheduler:
                 f"max_model_len is {self.max_model_len}",
                 where=request_id,
                 fix="a shorter prompt, fewer new tokens, or (where no positions are learned) a larger max_model_len",
+            )
+        if self.whole_prompts and most > self.max_num_batched_tokens:
+            raise DataError(
+                f"a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones are {most}, which a "
+                f"model of whole prompts computes in one step, and a step has {self.max_num_batched_tokens}",
+                where=request_id,
+                fix="fewer tokens, or an engine with more max_num_batched_tokens",
             )
         if most > room:
             raise DataError(
@@ -225,6 +234,8 @@ class Scheduler:
     def _share(self, sequence: Sequence, budget: int) -> tuple[int, int]:
         """(tokens of a sequence to compute, proposed tokens to verify after them), within the budget."""
         count, most = min(sequence.waiting_tokens, budget), self._most_proposals(sequence)
+        if self.whole_prompts and count < sequence.waiting_tokens:
+            return 0, 0
         if not most or count < sequence.waiting_tokens:
             return count, 0
         places = self.propose(sequence, most)

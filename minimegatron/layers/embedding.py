@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.comm import collectives as c
+from minimegatron.layers.norm import Norm
 from minimegatron.layers.param import Init, ParamLayout, cut_evenly, new_parameter
 from minimegatron.layers.wgrad import fused_accumulator
 
@@ -112,7 +113,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class LanguageModelEmbedding(nn.Module):
-    """Token embeddings, times sqrt(h) if the model scales them, plus learned positions if it has them, plus dropout.
+    """Token embeddings, times sqrt(h) if the model scales them, plus learned positions and segments if it has them; a
+    norm, if the model norms residual sums; dropout.
 
     Args:
         config: the model.
@@ -146,16 +148,32 @@ class LanguageModelEmbedding(nn.Module):
                 ParamLayout(shape, init=init, partial="sequence"), config.dtype
             )
 
-    def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """tokens, position_ids [b, s] -> [s, b, h] (or [s/t, b, h])."""
+        self.tokentype_embeddings = None
+        if config.bert_head is not None and config.num_tokentypes:
+            self.tokentype_embeddings = nn.Module()
+            rows = ParamLayout((config.num_tokentypes, config.hidden_size), init=init, partial="sequence")
+            self.tokentype_embeddings.weight = new_parameter(rows, config.dtype)
+        self.layernorm = Norm(config) if config.norms_sums else None
+
+    def forward(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor, tokentype_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """tokens, position_ids, tokentype_ids (default 0) [b, s] -> [s, b, h] (or [s/t, b, h])."""
         x = self.word_embeddings(tokens)
         if self.config.scale_embeddings:
             x = x * self.factor
         if self.position_embeddings is not None:
-            positions = position_ids.t()
-            if self.sequence_parallel:
-                positions = c.local_part(positions, self.tp, 0)
-            x = x + F.embedding(positions, self.position_embeddings.weight)  # type: ignore[arg-type]
+            x = x + self._rows(position_ids, self.position_embeddings)
+        if self.tokentype_embeddings is not None:
+            x = x + self._rows(torch.zeros_like(tokens) if tokentype_ids is None else tokentype_ids,
+                               self.tokentype_embeddings)  # fmt: skip
+        if self.layernorm is not None:
+            x = self.layernorm(x)
         if self.config.fp32_residual_connection:
             x = x.float()
         return self.dropout(x)
+
+    def _rows(self, ids: torch.Tensor, table: nn.Module) -> torch.Tensor:
+        """ids [b, s] -> rows [s, b, h] of a replicated table (or [s/t, b, h])."""
+        ids = c.local_part(ids.t(), self.tp, 0) if self.sequence_parallel else ids.t()
+        return F.embedding(ids, table.weight)  # type: ignore[arg-type]

@@ -5,7 +5,8 @@
 
 A layer of a hybrid model is one of the two lines alone, whose mixer may be another than attention (`config/hybrid`).
 `layernorm_placement` may put norms after attention and MLP: norm(attention(norm(x))) and norm(mlp(norm(x))) (Gemma 2),
-or norm(attention(x)) and norm(mlp(x)) (OLMo 2).
+or norm(attention(x)) and norm(mlp(x)) (OLMo 2). With the placement `residual` (BERT) the sums themselves are normed,
+x = norm(x + dropout(attention(x))), and in place of a norm after the last layer there is one before the first.
 
 The parts of a layer are built from specs: a `ModuleSpec` (`models/spec`) names a class and fixed arguments, and
 `build_module(spec, ...)` calls the class with both.
@@ -91,6 +92,7 @@ class TransformerLayer(nn.Module):
             )
         numbered = (layer_number, rng) if mlp == "moe" else ()  # a router is named in messages, and draws
         self.mlp = build_module(submodules[mlp], config, mesh, *numbered) if mlp else None
+        self.norms_sums = config.norms_sums
         self.post_mlp_layernorm = norm("post_mlp_layernorm", mlp)
         self.dropout = Dropout(config.hidden_dropout, rng, different_over_tp=mesh.sequence_parallel)
         if config.recomputes("layernorm"):
@@ -101,6 +103,10 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h] (both cut over the sequence with sequence parallelism)."""
+        if self.norms_sums:
+            assert self.self_attention is not None and self.mlp is not None, "no layer of a hybrid norms its sums"
+            x, _ = add_norm(self.post_self_attn_layernorm, x, self.dropout(self.self_attention(x, context)))
+            return add_norm(self.post_mlp_layernorm, x, self.dropout(self.mlp(x)))[0]
         if self.self_attention is None:
             normed = self.pre_mlp_layernorm(x)
         elif self.mlp is None:
@@ -130,7 +136,7 @@ class TransformerBlock(nn.Module):
         mesh: its layout.
         spec: the spec of each layer.
         layer_numbers: global numbers of the layers of this stage.
-        final_layernorm: whether this stage has the final norm (the last stage).
+        final_layernorm: whether this stage has the final norm (the last stage), if the model has one.
         rng: dropout streams.
     """
 
@@ -146,7 +152,7 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.config, self.rng = config, rng
         self.layers = nn.ModuleDict({str(n): build_module(spec, config, mesh, n, rng) for n in layer_numbers})
-        self.final_layernorm = Norm(config) if final_layernorm else None
+        self.final_layernorm = Norm(config) if final_layernorm and not config.norms_sums else None
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """[s, b, h] -> [s, b, h]."""

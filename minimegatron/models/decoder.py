@@ -209,20 +209,10 @@ class GPTModel(nn.Module):
         Ids are not checked here, data sets do that. A token outside the padded vocabulary raises torch's IndexError; a
         label outside the vocabulary gives the loss inf.
         """
-        b, n = tokens.shape
-        if inference_context is not None:
-            position_ids = inference_context.position_ids
-        elif self.config.position_embedding_type == "learned_absolute" and n > self.config.max_position_embeddings:
-            raise DataError(
-                f"a sequence of {n} tokens is longer than the {self.config.max_position_embeddings} learned positions",
-                fix="shorten seq_length, or raise max_position_embeddings",
-            )
-        if position_ids is None:
-            position_ids = positions(n * self.mesh.cp.size, self.mesh, tokens.device).expand(b, n)
-        hidden = self._first_hidden(tokens, position_ids, inputs)
+        position_ids = self.positions_of(tokens, position_ids, inference_context)
         rotary = self.rotary(position_ids) if self.rotary is not None else None
         context = AttentionContext(rotary, AttentionMask(document_ids=document_ids), inference_context)
-        hidden = self.decoder(hidden, context)
+        hidden = self.decoder(self._first_hidden(tokens, position_ids, inputs), context)
         if not self.post_process:
             return {"hidden": hidden}
         if self.mtp is not None and inference_context is not None:
@@ -235,6 +225,24 @@ class GPTModel(nn.Module):
         if self.mtp is not None and self.training and torch.is_grad_enabled():
             losses = self.mtp(losses, hidden, labels, context, partial(self._embed_ahead, position_ids), self._losses)
         return losses
+
+    def positions_of(
+        self, tokens: torch.Tensor, given: torch.Tensor | None, inference_context: InferenceContext | None = None
+    ) -> torch.Tensor:
+        """Position ids of tokens [b, s]: those of generation, those that are given, or 0, 1, 2 ... of this rank.
+
+        Raises:
+            DataError: a sequence longer than the learned positions; in generation the engine has checked each sequence.
+        """
+        b, n = tokens.shape
+        if inference_context is not None:
+            return inference_context.position_ids
+        if self.config.position_embedding_type == "learned_absolute" and n > self.config.max_position_embeddings:
+            raise DataError(
+                f"a sequence of {n} tokens is longer than the {self.config.max_position_embeddings} learned positions",
+                fix="shorten seq_length, or raise max_position_embeddings",
+            )
+        return positions(n * self.mesh.cp.size, self.mesh, tokens.device).expand(b, n) if given is None else given
 
     def predicted(
         self,
@@ -275,11 +283,13 @@ class GPTModel(nn.Module):
         places = F.pad(places, (0, -k % tp.size)).chunk(tp.size)[tp.rank]
         return c.gather_from_sequence_region(hidden, tp).index_select(0, places)
 
-    def _first_hidden(self, tokens: torch.Tensor, position_ids: torch.Tensor, inputs: Tensors | None) -> torch.Tensor:
+    def _first_hidden(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor, inputs: Tensors | None, *more: torch.Tensor | None
+    ) -> torch.Tensor:
         """[s', b, h] for the first layer of this stage: the tokens' embedding, or the output of the previous stage."""
         if self.pre_process:
             assert self.embedding is not None, "the first stage has the embedding"
-            return self.embedding(tokens, position_ids)
+            return self.embedding(tokens, position_ids, *more)
         if inputs is None:
             inputs, self._inputs = self._inputs, None
         assert inputs is not None, "a stage without the embedding needs what the stage before has made"

@@ -11,6 +11,7 @@ This file alone knows which parts a configuration asks for; each part refuses by
 | `linear_attention_freq`                  | `GatedDeltaNet` in place of attention, in some layers       |
 | `multi_latent_attention`                 | `MultiLatentAttention` in place of `SelfAttention`          |
 | `num_experts`                            | `MoELayer` in place of `MLP`, in the layers with experts    |
+| `encoder_num_layers`                     | the two kinds of layer of `models/encoder_decoder`          |
 | `mtp_num_layers`                         | `MultiTokenPrediction` after the last layer                 |
 | `transformer_impl` transformer_engine    | its linear layers in place of ours                          |
 | `fp8_format`                             | built layers are switched to FP8                            |
@@ -55,7 +56,7 @@ def decoder_layer_spec(config: TransformerConfig) -> ModuleSpec:
         linears = {"column": TEColumnParallelLinear, "row": TERowParallelLinear}
     attention = MultiLatentAttention if config.multi_latent_attention else SelfAttention
     norms = ["input_layernorm", "pre_mlp_layernorm"] * config.norms_input
-    norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * config.norms_output
+    norms += ["post_self_attn_layernorm", "post_mlp_layernorm"] * (config.norms_output or config.norms_sums)
     return ModuleSpec(
         TransformerLayer,
         params={"parts_of": config.parts_of},

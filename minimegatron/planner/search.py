@@ -98,7 +98,7 @@ class Estimator:
         config = self.base.model
         if "recompute_granularity" not in self.base.given:
             config = config.replace(**RECOMPUTE[str(recompute)])
-        work = Work(self.base.data.seq_length, int(b), 1, self.base.data.reset_attention_mask, self.cluster.device)
+        work = Work(self.base.data.seq_length, int(b), 1, self.base.has_documents, self.cluster.device)
         return sizes_of(config, self.model(*axes)[0], self.base.optimizer, work, self.spec)
 
     def _pieces(self, splits: bool, *place: int | str) -> tuple[Pieces, dict[int, Tape], tuple[Tape, Tape]]:

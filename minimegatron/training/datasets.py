@@ -6,7 +6,9 @@
 | `--corpus stdlib`, `hf:...` | byte-level BPE, trained once, kept | as given (default 4096)                    |
 | `--mock-data`               | numbers; or `--tokenizer-type`     | as given; or the tokenizer's               |
 
-`NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron.
+`NullTokenizer` has one id more than `--vocab-size` says, the end of document, and so has the model; as in Megatron. A
+BERT has up to three more, for the special ids that its tokenizer lacks (`data/whole_words`); tokenizers of corpora and
+of mock data are made so much smaller.
 
 Rank 0 builds index arrays and corpora while the others wait; then all ranks read them. An error on rank 0 is raised on
 every rank.
@@ -29,6 +31,7 @@ from minimegatron.comm.agree import gather_objects, on_all_ranks, on_rank_zero
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config.run import RunConfig
+from minimegatron.data.bert_dataset import BertDataset
 from minimegatron.data.blend import BlendedDataset
 from minimegatron.data.builder import build_datasets, parse_data_path, read_data_args
 from minimegatron.data.corpus import prepare_corpus
@@ -36,8 +39,10 @@ from minimegatron.data.gpt_dataset import Batch, Dataset, GPTDataset, GPTDataset
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.packing import PackedDataset
+from minimegatron.data.span_corruption import ADDED_IDS, CorruptedDataset, SpanCorruption
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
-from minimegatron.errors import ConfigError
+from minimegatron.data.whole_words import MARKS, MaskedWords
+from minimegatron.errors import ConfigError, require
 from minimegatron.launch.agreement import require_agreement
 
 CORPUS_KINDS = {"stdlib": "both", "stdlib-code": "code", "stdlib-docs": "docs"}
@@ -130,14 +135,23 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
     per_split = (data.train_data_path, data.valid_data_path, data.test_data_path)
     if data.corpus:
         kind = CORPUS_KINDS.get(data.corpus, data.corpus)
-        size = chosen or CORPUS_VOCABULARY
+        size = (chosen or CORPUS_VOCABULARY) - _marks(run)
         corpus = prepare_corpus(data.corpus_path, size, kind, data.corpus_key, data.corpus_megabytes, progress)
         tokenizer: Tokenizer = corpus.tokenizer()
         data_path, folder = (corpus.data_path,), corpus.tokenizer_model
     else:
         tokenizer = _tokenizer(run, chosen)
+    vocab_size = vocab_size_of(tokenizer, chosen)
+    masking = None
+    if run.model.bert_head is not None:
+        masking = MaskedWords.of(tokenizer, data.mask_prob, pairs=run.model.bert_head == "lm_and_binary")
+        vocab_size = max(vocab_size, masking.vocab_size)
+    corruption = None
+    if run.model.encoder_num_layers is not None:
+        corruption = SpanCorruption.of(run, tokenizer)
+        vocab_size = max(vocab_size, corruption.vocab_size)
     config = GPTDatasetConfig(
-        data.seq_length,
+        data.seq_length if corruption is None else corruption.raw,
         tokenizer,
         run.training.seed,
         data.reset_position_ids,
@@ -146,6 +160,7 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         data.data_cache_path,
         data.sequence_packing,
         progress,
+        masking,
     )
     train, valid, test = build_datasets(
         config, num_samples, data_path, data.split, per_split if any(per_split) else None, joint=joint
@@ -155,13 +170,28 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         prefix + suffix for prefix in sorted({p for blend in blends for p in blend}) for suffix in (".bin", ".idx")
     ]
     trained_on = () if train is None else tuple(_contents(train))
-    vocab_size = vocab_size_of(tokenizer, chosen)
-    return RunData(tokenizer, vocab_size, train, valid, test, tuple(files), trained_on, folder)
+    sets: dict[str, Dataset | None] = {"train": train, "valid": valid, "test": test}
+    if corruption is not None:
+        sets = {name: None if each is None else CorruptedDataset(each, corruption) for name, each in sets.items()}
+    return RunData(tokenizer, vocab_size, **sets, files=tuple(files), trained_on=trained_on, tokenizer_model=folder)
 
 
-def _contents(dataset: GPTDataset | PackedDataset | BlendedDataset) -> Iterator[tuple[str, str]]:
+def _marks(run: RunConfig) -> int:
+    """How many ids of the model a tokenizer that is made here leaves to a BERT's marks, or to span corruption.
+
+    Raises:
+        ConfigError: nothing is left for words.
+    """
+    count = 0 if run.model.bert_head is None else len(MARKS)
+    count += 0 if run.model.encoder_num_layers is None else ADDED_IDS
+    size = run.model.vocab_size
+    require(size > count + 1, f"vocab_size is {size}, and {count + 1} ids are no words", f"at least {count + 2}")
+    return count
+
+
+def _contents(dataset: GPTDataset | PackedDataset | BertDataset | BlendedDataset) -> Iterator[tuple[str, str]]:
     """(Digest of what is read, prefix) of each file."""
-    parts: list[tuple[GPTDataset | PackedDataset, list[str]]]
+    parts: list[tuple[GPTDataset | PackedDataset | BertDataset, list[str]]]
     if isinstance(dataset, BlendedDataset):
         shares = zip(dataset.datasets, dataset.shares, strict=True)
         parts = [(part, [f"share {share:.12g}"]) for part, share in shares]
@@ -182,7 +212,7 @@ def _tokenizer(run: RunConfig, chosen: int | None) -> Tokenizer:
                 "--data-path without --tokenizer-type: which id ends a document, and how many are there?",
                 fix="--tokenizer-type HuggingFaceTokenizer --tokenizer-model FOLDER, or NullTokenizer --vocab-size N",
             )
-        return NullTokenizer(run.model.vocab_size - 1)
+        return NullTokenizer(run.model.vocab_size - 1 - _marks(run))
     null = data.tokenizer_type == "NullTokenizer"
     return build_tokenizer(
         data.tokenizer_type, data.tokenizer_model, chosen if null else None, data.vocab_file, data.merge_file

@@ -80,7 +80,7 @@ def forward_flops(
         causal: count the half of attention's square that is visible; else all of it.
         spec: the spec of a layer; default the model's.
     """
-    names = TransformerConfig.names_of(MODEL) | {"make_vocab_size_divisible_by"}
+    names = TransformerConfig.names_of(MODEL) | {"make_vocab_size_divisible_by", "decoder_seq_length"}
     model = TransformerConfig(**{name: getattr(config, name) for name in names})
     found = {"attention": 0.0, "mlp": 0.0, "logits": 0.0}
     for count, window, flops in forward_products(model, seq_length, causal, spec):

@@ -117,7 +117,7 @@ UNSUPPORTED = """
     pretrained-checkpoint use-mp-args-* *-tokenizer-model-from-checkpoint-args override-ckpt-iteration most-recent-k
     replication* strict-fsdp-* moe-* enable-gpt-oss cache-mla-latents mla-* yarn-* no-yarn-*
     rotary-seq-len-interpolation-factor no-rope-freq mtp-* mamba-* hybrid-* linear-attention-*
-    linear-conv-* encoder-* decoder-seq-length bert-* mask-prob short-seq-prob vocab-extra-ids relative-* img-*
+    linear-conv-* encoder-seq-length encoder-*-parallel-size bert-* short-seq-prob vocab-extra-ids img-*
     patch-dim num-channels num-classes vision-* dino-* swin-* freeze-LM freeze-ViT disable-vision-* classes-*
     retro-* ict-* biencoder-* indexer-* embedding-path evidence-data-path titles-data-path retriever-*
     *-in-block-prob overlap-param-gather-* no-align-param-gather no-use-layer-wise-* *-megatron-fsdp *-custom-fsdp

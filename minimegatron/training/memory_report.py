@@ -197,8 +197,7 @@ def work_of_run(run: RunConfig, world: int, device: str) -> Work:
     from minimegatron.footprint.prediction import Work
 
     microbatches = batch_sizes(run.training, run.parallel.data_parallel_size(world)).at(0)
-    packs = run.data.reset_attention_mask
-    return Work(run.data.seq_length, run.training.micro_batch_size, microbatches, packs, device)
+    return Work(run.data.seq_length, run.training.micro_batch_size, microbatches, run.has_documents, device)
 
 
 def predicted_row(label: str, told: Prediction) -> Row:

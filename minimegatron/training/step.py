@@ -59,6 +59,7 @@ Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # sum, count,
 LossFunc = Callable[[torch.Tensor], Loss]
 ForwardStep = Callable[["Iterator[Batch]", Any], tuple[torch.Tensor, LossFunc]]
 ForwardBackward = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]  # arguments of `forward_backward`
+OF_EVERY_BATCH = ("tokens", "position_ids", "labels", "loss_mask", "pair_mask")
 
 
 def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
@@ -77,10 +78,26 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
     return loss, num_tokens, {"lm loss": torch.stack([loss.detach().double(), num_tokens])}
 
 
+def pair_loss_func(loss_mask: torch.Tensor, pair_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
+    """`loss_func` of hidden words and of pairs of texts (BERT); words alone are counted (`data/bert_dataset`).
+
+    `pair_mask` [b, s] has the weight of a pair's loss where that stands, else 0. "sop loss" is Megatron's name.
+    """
+    words, num_tokens, report = loss_func(loss_mask, output_tensor)
+    pairs, _, of_pairs = loss_func(pair_mask, output_tensor)
+    return words + pairs, num_tokens, report | {"sop loss": of_pairs["lm loss"]}
+
+
 def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunc]:
-    """Run the model on the next microbatch; returns the loss of every token, and the function that sums it."""
+    """Run the model on the next microbatch; returns the loss of every token, and the function that sums it.
+
+    What a batch has beside tokens, positions, labels and masks of losses the model is given by name.
+    """
     batch = next(data_iterator)
-    output = model(batch["tokens"], batch.get("position_ids"), batch["labels"], document_ids=batch.get("document_ids"))
+    more = {name: tensor for name, tensor in batch.items() if name not in OF_EVERY_BATCH}
+    output = model(batch["tokens"], batch.get("position_ids"), batch["labels"], **more)
+    if "pair_mask" in batch:
+        return output, partial(pair_loss_func, batch["loss_mask"], batch["pair_mask"])
     return output, partial(loss_func, batch["loss_mask"])
 
 

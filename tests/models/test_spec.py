@@ -98,7 +98,8 @@ def test_presets_make_models_that_fit_their_name(name):
         "olmo2-1b": 1.485e9, "olmo2-7b": 7.299e9, "olmo2-13b": 13.72e9, "olmo2-32b": 32.23e9, "gpt-oss-20b": 20.91e9,
         "gpt-oss-120b": 116.83e9, "gemma3-1b": 0.9999e9, "gemma3-4b": 3.880e9, "gemma3-12b": 11.77e9,
         "gemma3-27b": 27.01e9,
-        "laptop-10m": 8.916e6,
+        "laptop-10m": 8.916e6, "bert-base": 110.1e6, "bert-large": 336.2e6, "megatron-bert-345m": 334.7e6,
+        "t5-small": 60.51e6, "t5-base": 222.90e6, "flan-t5-small": 76.96e6, "flan-t5-base": 247.58e6,
         "mamba2-130m": 0.129e9, "mamba2-1.3b": 1.344e9, "mamba2-2.7b": 2.703e9, "nemotron-h-8b": 8.10e9,
         "nemotron-3-nano-30b-a3b": 31.58e9, "qwen3-next-80b-a3b": 79.67e9,
     }  # fmt: skip

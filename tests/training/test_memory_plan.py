@@ -71,6 +71,12 @@ DELTA = {
     "linear_attention_freq": "2", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16, "linear_chunk_size": 16, "attention_output_gate": True, "qk_layernorm": True,
 }  # fmt: skip
+RELATIVE = {
+    "position_embedding_type": "relative", "encoder_num_layers": 2, "num_layers": 5, "decoder_seq_length": 24,
+    "num_query_groups": 4, "softmax_scale": 1.0, "untie_embeddings_and_output_weights": False,
+}  # fmt: skip
+CUT = "pipeline_model_parallel_layout"
+BERT = {"family": "bert", "num_query_groups": 4}
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -175,6 +181,18 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "gated delta, pp2, recompute": (2, PP2, DELTA | FULL),
     "gated delta, selective": (1, {}, DELTA | {"recompute_granularity": "selective"}),
     "gated delta, experts, ep2": (2, EP2, DELTA | MOE | {"moe_shared_expert_intermediate_size": 64}),
+    "encoder and decoder": (1, {}, RELATIVE),
+    "encoder and decoder, selective": (1, {}, RELATIVE | {"recompute_granularity": "selective"}),
+    "encoder and decoder, documents": (1, {}, RELATIVE | {"documents": True, "attention_backend": "reference"}),
+    "encoder and decoder, tp2 sp, bf16": (2, TP2, RELATIVE | BF16),
+    "encoder and decoder, pp2, recompute": (2, PP2 | {CUT: "Ettt|ttL"}, RELATIVE | FULL),
+    "encoder and decoder, zb-h1": (2, PP2 | {CUT: "Et|ttttL", "pipeline_schedule": "zb_h1"}, RELATIVE),
+    "encoder and decoder, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, RELATIVE),
+    "BERT, tp2 sp": (2, TP2, BERT),
+    "BERT, pp2, recompute": (2, PP2, BERT | FULL),
+    "BERT, cp2 ring": (2, CP2, BERT),
+    "BERT, bf16, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"},
+                            BERT | {"params_dtype": "bf16"}),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -183,7 +201,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 ORDINARY = {
     "stage 1", "stage 3, recompute", "tp2 sp, bf16, recompute", "pp2 interleaved", "cp2 ring", "ep2, all tokens to all",
     "latent experts, bf16", "fp8 tp2 sp, delayed", "selective", "documents", "strange, pp2, recompute",
-    "hybrid, tp2 sp, bf16",
+    "encoder and decoder, zb-h1", "hybrid, tp2 sp, bf16",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents"}
 
@@ -204,7 +222,7 @@ def run_of(name: str) -> tuple[int, RunConfig]:
     parallel = ParallelConfig(**layout, use_distributed_optimizer=sharded)
     batch = case.accumulation * BATCH * parallel.data_parallel_size(world)
     return world, RunConfig(
-        family_config("llama", **case.model),
+        family_config(**{"family": "llama", **case.model}),
         parallel,
         optimizer=OptimizerConfig(optimizer=model.get("optimizer", "adam")),
         data=DataConfig(mock_data=True, seq_length=LENGTH, reset_attention_mask=case.documents),

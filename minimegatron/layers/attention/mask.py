@@ -14,6 +14,10 @@ i - j decide whether a table is needed:
 | `DIAGONAL` | key not after query, same piece      | causal attention                      |
 | `PARTIAL`  | a window's edge, a document's border | blockwise, a small table for each block |
 
+**Padding** is a document. An encoder's mask is not causal, and a row of n tokens that is filled up to s has two
+documents, its tokens and its padding (`padded`): no token sees padding, and padding sees itself, so no query is without
+a key, whose softmax would be 0 / 0. What comes out of padding counts nowhere, so neither does its gradient.
+
 `tiles` cuts the queries and the keys of a step, each one or two pieces of the sequence, into as few rectangles as
 possible. For zigzag pieces A (early) and B (late) these are the three cases of ring attention: the own block is one
 causal square, of an earlier rank's block only its A is visible, a later rank's block is visible to B only.
@@ -180,6 +184,11 @@ class AttentionMask:
         if "ids" not in self._cache:
             self._cache["ids"] = self.document_ids.cpu()
         return self._cache["ids"]  # type: ignore[no-any-return]
+
+
+def padded(lengths: torch.Tensor, s: int) -> torch.Tensor:
+    """Document ids of rows that are filled up: lengths [b] -> [b, s] int64, 0 for a row's tokens, 1 for its padding."""
+    return (torch.arange(s, device=lengths.device) >= lengths[:, None]).long()
 
 
 def cu_seqlens(document_ids: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -90,7 +90,10 @@ class Family:
         aliases: other names of a key, which transformers accepts.
         prefix: prefix of their names, which files may leave out.
         left_out: what the names of tensors begin with that the family's class does not read either.
+        tied: names under which files may store a tensor of the rows once more -> its name in the rows; {} is
+            `lm_head.weight` for the embedding.
         renamed: part of a name in their model in memory -> as published.
+        older: part of a name in old files -> as it is in the rows.
         stacks: end of the name of a published tensor of all experts -> the tensors of one expert in the rows, as their
             names end (`checkpoint/stacks`); {} where files have a tensor for each expert.
         tokenizer: the class with which transformers reads every folder's tokenizer, whatever the folder says.
@@ -108,7 +111,9 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: str = ""
     left_out: tuple[str, ...] = ()
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    older: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tokenizer: str = ""
     tensorrt_llm: Mapping[str, Any] | None = None
@@ -122,6 +127,8 @@ class Family:
         neither.
         """
         hybrid = config.hybrid_override_pattern is not None
+        if self.has("cross_attention") != config.has("cross_attention"):
+            return False
         if self.has("mamba") != hybrid or self.has("gated_delta_net") != config.has("gated_delta_net"):
             return False
         return hybrid or self.has("moe") == any(config.expert_layers)
@@ -134,7 +141,7 @@ class Family:
         """
         keys = Keys(hf, self.name, self.defaults, self.aliases)
         fields = dict(self.fields)
-        for part in (*self.parts, _TIED):
+        for part in (_TIED, *self.parts):
             fields |= part.read(keys)
         keys.finish()
         return TransformerConfig.from_dict(fields)
@@ -149,16 +156,19 @@ class Family:
                 other way round.
         """
         if not self.is_like(config):
-            names = ("num_experts", "hybrid_override_pattern", "linear_attention_freq")
+            names = ("num_experts", "hybrid_override_pattern", "linear_attention_freq", "encoder_num_layers")
             raise ConfigError(", ".join(f"{name}: {getattr(config, name)!r} here" for name in names))
         keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
-        for part in (*self.parts, _TIED):
+        for part in (_TIED, *self.parts):
             keys |= part.write(config)
         return keys
 
     def matches(self, config: TransformerConfig) -> Iterator[Match]:
-        """The rows for this model: the embedding, every layer that has a row, every expert, the rest."""
-        layers = config.num_layers
+        """The rows for this model: the embedding, every layer that has a row, every expert, the rest.
+
+        Beside an encoder theirs count a decoder's layers from 0.
+        """
+        layers, encoder = config.num_layers, config.encoder_num_layers or 0
         table = [row for row in self.tensors if row.when(config)]
         of_layers = [row for row in table if "{}" in row.ours]
         words = [row for row in table if row.ours.startswith("embedding.")]
@@ -167,7 +177,10 @@ class Family:
             for row in rows:
                 if row.on != "all" and row.on not in config.parts_of(n):
                     continue
-                theirs = tuple(name.replace("{}", str(n)) for name in row.theirs)
+                in_encoder = row.ours.startswith("encoder.")
+                if "{}" in row.ours and in_encoder != (n < encoder):
+                    continue
+                theirs = tuple(name.replace("{}", str(n if in_encoder else n - encoder)) for name in row.theirs)
                 stacked = (config.num_experts or 0) if "{e}" in theirs[0] else 0
                 for e in range(stacked) if stacked else (None,):
                     names = tuple(name.replace("{e}", str(e)) for name in theirs)

@@ -32,12 +32,13 @@ HARMLESS = frozenset(
     use_cache cache_implementation return_dict output_hidden_states output_attentions output_router_logits
     router_aux_loss_coef aux_loss_alpha seq_aux pretraining_tp ep_size num_nextn_predict_layers n_ctx
     chunk_size_feed_forward problem_type id2label label2id num_labels finetuning_task task_specific_params
+    gradient_checkpointing classifier_dropout
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
     max_length min_length do_sample temperature top_k top_p typical_p repetition_penalty length_penalty num_beams
     num_return_sequences no_repeat_ngram_size bad_words_ids early_stopping diversity_penalty num_beam_groups
     encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
     begin_suppress_tokens suppress_tokens remove_invalid_values output_scores return_dict_in_generate
-    time_step_rank
+    time_step_rank classifier_dropout dropout_rate initializer_factor n_positions
     attn_implementation _attn_implementation _attn_implementation_autoset max_window_layers _sliding_window_pattern
     """.split()
 )
