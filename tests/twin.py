@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 
 from minimegatron.comm import collectives as c
@@ -20,6 +21,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
+from minimegatron.data.pictures import Seen, patches_of, picture_inputs
 from minimegatron.layers.logical import draw, gather_logical, load_logical
 from minimegatron.layers.moe.router import set_loss_scale
 from minimegatron.layers.param import Init, layout_of, logical_parameters
@@ -134,12 +136,31 @@ def microbatch(case: Case, dp_rank: int, index: int) -> dict[str, torch.Tensor]:
     if case.documents:
         begins = torch.rand(mask.shape, generator=generator) < 0.2
         batch["document_ids"] = begins.cumsum(1)
-    return batch
+    return with_pictures(batch, case.config, dp_rank + 2 * index) if case.config.sees else batch
+
+
+# In tokens: no window of 2 x 2 divides the first; some microbatches have no picture.
+PICTURES: tuple[list[tuple[int, int]], ...] = ([(3, 2)], [], [(1, 2), (2, 2)])
+
+
+def with_pictures(batch: dict[str, torch.Tensor], config: TransformerConfig, number: int) -> dict[str, torch.Tensor]:
+    """A batch whose rows have pictures in place of some tokens."""
+    side, rows = config.vision_patch_size * config.vision_spatial_merge_size, []
+    tokens = batch["tokens"].masked_fill(batch["tokens"] == config.image_token_id, 0)
+    for i, ids in enumerate(tokens):
+        pictures, at = [], 2 + i
+        for j, (height, width) in enumerate(PICTURES[number % 3] if i == 0 else PICTURES[(number + i) // 2 % 3]):
+            shape, draw_of = (height * side, width * side, 3), np.random.default_rng([number, i, j])
+            pictures.append(patches_of(draw_of.integers(0, 256, shape, dtype=np.uint8), config))
+            ids[at : at + height * width] = config.image_token_id
+            at += height * width + 1
+        rows.append([Seen(ids, pictures)])
+    return {**batch, "tokens": tokens, **picture_inputs(rows, config)}
 
 
 def losses(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Loss of every token that counts, [b, s]; 0 for the others."""
-    return model(batch["tokens"], labels=batch["labels"], document_ids=batch.get("document_ids")) * batch["loss_mask"]
+    return forward_step(iter([batch]), model)[0] * batch["loss_mask"]
 
 
 def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor]]:

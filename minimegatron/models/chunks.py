@@ -1,7 +1,8 @@
 """The part of a model that one pipeline rank holds: one or several stages of it.
 
-Every model of the package is built here. `build_stage` makes one stage: a `GPTModel`, unless the spec names another
-class with `is_stage` (`models/contract`). Nothing outside of `models` knows which class it is.
+Every model of the package is built here. `build_stage` makes one stage: a `GPTModel`, or a `VisionLanguageModel` where
+the model sees pictures, unless the spec names another class with `is_stage` (`models/contract`). Nothing outside of
+`models` knows which class it is.
 
 A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
@@ -46,6 +47,7 @@ from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.spec import ModuleSpec, build_module
+from minimegatron.models.vision import VisionLanguageModel
 from minimegatron.parallel.pipeline.actions import Placement
 from minimegatron.parallel.pipeline.schedule_check import require_runnable
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, Schedule, build_schedule, forward_only
@@ -80,7 +82,7 @@ def build_stage(
     if spec is not None and getattr(spec.module, "is_stage", False):
         stage: Any = build_module(spec, config, mesh, **where, rng=rng)
     else:
-        stage = GPTModel(config, mesh, spec, **where, rng=rng)
+        stage = (VisionLanguageModel if config.sees else GPTModel)(config, mesh, spec, **where, rng=rng)
     if pre_process != post_process:
         declare_copies(stage)
     return stage

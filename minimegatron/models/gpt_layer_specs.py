@@ -12,6 +12,7 @@ This file alone knows which parts a configuration asks for; each part refuses by
 | `multi_latent_attention`                 | `MultiLatentAttention` in place of `SelfAttention`          |
 | `num_experts`                            | `MoELayer` in place of `MLP`, in the layers with experts    |
 | `mtp_num_layers`                         | `MultiTokenPrediction` after the last layer                 |
+| `vision_num_layers`                      | `VisionLanguageModel` in place of `GPTModel`: see `chunks`  |
 | `transformer_impl` transformer_engine    | its linear layers in place of ours                          |
 | `fp8_format`                             | built layers are switched to FP8                            |
 

@@ -17,5 +17,5 @@ optimizer and the checkpoints are those of pre-training.
 | `rollouts`      | answers drawn by the engine in a layout of its own, as a training set                     |
 | `on_policy`     | rows whose answers the student draws, for a teacher to score                              |
 | `prune`         | the parts of a model that a text uses most, as a smaller model; no task                   |
-| `sft`, `dpo`, `reward`, `grpo`, `ppo`, `distill` | the tasks; `tasks` has them by the names of their commands   |
+| `sft`, `vlm`, `dpo`, `reward`, `grpo`, `ppo`, `distill` | the tasks; `tasks` has them by the names of their commands |
 """

@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minimegatron import trace
+from minimegatron.data.pictures import PICTURE_INPUTS
 from minimegatron.errors import BadStep
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import ModelChunks
@@ -80,7 +81,8 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
 def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunc]:
     """Run the model on the next microbatch; returns the loss of every token, and the function that sums it."""
     batch = next(data_iterator)
-    output = model(batch["tokens"], batch.get("position_ids"), batch["labels"], document_ids=batch.get("document_ids"))
+    more = {name: batch[name] for name in ("document_ids", *PICTURE_INPUTS) if name in batch}
+    output = model(batch["tokens"], batch.get("position_ids"), batch["labels"], **more)
     return output, partial(loss_func, batch["loss_mask"])
 
 
