@@ -27,7 +27,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
-from minimegatron.config.fields import MODEL, Config, divides, opt
+from minimegatron.config.fields import MODEL, Config, divides, free, opt
 from minimegatron.errors import require
 
 if TYPE_CHECKING:
@@ -50,6 +50,12 @@ class VisionFields(Config):
     vision_window_size: int = opt(MODEL, 112, "pixels along a side of a window of its attention", least=1)
     vision_fullatt_block_indexes: tuple[int, ...] = opt(
         MODEL, (), "its layers, from 0, that see a whole picture; the others see a window"
+    )
+    vision_patches_per_sample: int = opt(
+        free("a plan alone reads it"),
+        256,
+        "patches of the pictures of a sample, of which a plan takes account",
+        least=0,
     )
     image_token_id: int | None = opt(MODEL, None, "id of the token in whose place a part of a picture stands", least=0)
 

@@ -42,7 +42,6 @@ from minimegatron.errors import DataError
 
 # of the pictures that CLIP was trained with, and most encoders after it
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-PICTURE_INPUTS = ("pixels", "patches", "picture_rows")  # of a batch
 
 
 class Grid(NamedTuple):
@@ -248,6 +247,21 @@ def picture_inputs(rows: Sequence[Sequence[Seen]], config: VisionFields, three: 
         "patches": found.patches,
         "picture_rows": torch.stack(of_tokens),
         "position_ids": torch.stack(positions, -2),
+    }
+
+
+def blank_inputs(b: int, s: int, config: VisionFields) -> dict[str, torch.Tensor]:
+    """What `picture_inputs` gives for `vision_patches_per_sample` patches a sample, all 0: for plans.
+
+    Args:
+        b, s: with context parallelism s is a rank's part.
+    """
+    n = b * config.vision_patches_per_sample
+    return {
+        "pixels": torch.zeros(n, config.patch_channels),
+        "patches": torch.zeros(n, 4, dtype=torch.int64),
+        "picture_rows": torch.zeros(b, s, dtype=torch.int64),
+        "position_ids": torch.zeros(3, b, s, dtype=torch.int64),
     }
 
 

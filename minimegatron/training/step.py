@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minimegatron import trace
-from minimegatron.data.pictures import PICTURE_INPUTS
 from minimegatron.errors import BadStep
 from minimegatron.layers.step_hooks import StepHooks
 from minimegatron.models.chunks import ModelChunks
@@ -56,6 +55,7 @@ from minimegatron.training.reports import StepReport, Sums, check_finite, mark_l
 if TYPE_CHECKING:
     from minimegatron.data.gpt_dataset import Batch
 
+OF_EVERY_BATCH = ("tokens", "position_ids", "labels", "loss_mask")
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # sum, count, {name: [sum, count]}
 LossFunc = Callable[[torch.Tensor], Loss]
 ForwardStep = Callable[["Iterator[Batch]", Any], tuple[torch.Tensor, LossFunc]]
@@ -79,9 +79,12 @@ def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor) -> Loss:
 
 
 def forward_step(data_iterator: Iterator[Batch], model: Any) -> tuple[torch.Tensor, LossFunc]:
-    """Run the model on the next microbatch; returns the loss of every token, and the function that sums it."""
+    """Run the model on the next microbatch; returns the loss of every token, and the function that sums it.
+
+    What a batch has beside tokens, positions, labels and masks of losses the model is given by name.
+    """
     batch = next(data_iterator)
-    more = {name: batch[name] for name in ("document_ids", *PICTURE_INPUTS) if name in batch}
+    more = {name: tensor for name, tensor in batch.items() if name not in OF_EVERY_BATCH}
     output = model(batch["tokens"], batch.get("position_ids"), batch["labels"], **more)
     return output, partial(loss_func, batch["loss_mask"])
 

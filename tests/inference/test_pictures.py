@@ -52,10 +52,10 @@ def prompt(*counts: int) -> tuple[int, ...]:
 
 
 REQUESTS = [
-    Request(prompt(6, 4), 5, log_probs=0, prompt_log_probs=0, pictures=(picture(3, 2, 0), picture(2, 2, 1))),
+    Request(prompt(6, 4), 9, log_probs=0, prompt_log_probs=0, pictures=(picture(3, 2, 0), picture(2, 2, 1))),
     Request((1, 2, 3), 6, log_probs=0),
-    Request(prompt(6, 4), 5, log_probs=0, pictures=(picture(3, 2, 2), picture(2, 2, 1))),
-    Request(prompt(6, 4), 5, log_probs=0, pictures=(picture(2, 3, 3), picture(2, 2, 1)), n=2),
+    Request(prompt(6, 4), 9, log_probs=0, pictures=(picture(3, 2, 2), picture(2, 2, 1))),
+    Request(prompt(6, 4), 9, log_probs=0, pictures=(picture(2, 3, 3), picture(2, 2, 1)), n=2),
     Request(prompt(2), 4, log_probs=0, pictures=(picture(1, 2, 4),)),
 ]
 
@@ -83,7 +83,7 @@ CONFIGS = {
     "chunks of 5 tokens, so that pictures are cut": dataclasses.replace(
         SMALL, max_num_seqs=4, max_num_batched_tokens=5
     ),
-    "pages for two": dataclasses.replace(SMALL, num_pages=12),
+    "pages for two": dataclasses.replace(SMALL, num_pages=11),
 }
 
 

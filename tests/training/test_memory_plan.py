@@ -71,6 +71,12 @@ DELTA = {
     "linear_attention_freq": "2", "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16, "linear_chunk_size": 16, "attention_output_gate": True, "qk_layernorm": True,
 }  # fmt: skip
+# the first microbatch of the twin has 6 picture tokens in each row
+SEES = {
+    "position_embedding_type": "mrope", "mrope_section": (2, 3, 3), "image_token_id": 127, "vision_num_layers": 3,
+    "vision_hidden_size": 64, "vision_num_attention_heads": 4, "vision_ffn_hidden_size": 128, "vision_patch_size": 4,
+    "vision_window_size": 16, "vision_fullatt_block_indexes": (1,), "vision_patches_per_sample": 24,
+}  # fmt: skip
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -175,6 +181,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "gated delta, pp2, recompute": (2, PP2, DELTA | FULL),
     "gated delta, selective": (1, {}, DELTA | {"recompute_granularity": "selective"}),
     "gated delta, experts, ep2": (2, EP2, DELTA | MOE | {"moe_shared_expert_intermediate_size": 64}),
+    "sees": (1, {}, SEES),
+    "sees, recompute": (1, {}, SEES | FULL),
+    "sees, tp2 sp, bf16": (2, TP2, SEES | BF16),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -185,6 +194,7 @@ ORDINARY = {
     "cp2 ring", "ep2, all tokens to all", "shared expert, recompute", "latent experts, bf16",
     "one more token, stage 3", "fp8 tp2 sp, delayed", "selective", "documents", "dropout", "an fp32 stream",
     "own kernels, experts", "instances", "strange, pp2, recompute", "norms over heads, tp2 sp", "hybrid, tp2 sp, bf16",
+    "sees, tp2 sp, bf16",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents", "dropout", "an fp32 stream"}
 
