@@ -139,8 +139,8 @@ def microbatch(case: Case, dp_rank: int, index: int) -> dict[str, torch.Tensor]:
     return with_pictures(batch, case.config, dp_rank + 2 * index) if case.config.sees else batch
 
 
-# In tokens: no window of 2 x 2 divides the first; some microbatches have no picture.
-PICTURES: tuple[list[tuple[int, int]], ...] = ([(3, 2)], [], [(1, 2), (2, 2)])
+# In tokens: windows of 2 x 2 divide few of them; some microbatches have no picture, some an odd number of tokens.
+PICTURES: tuple[list[tuple[int, int]], ...] = ([(3, 2)], [], [(1, 3), (2, 2)])
 
 
 def with_pictures(batch: dict[str, torch.Tensor], config: TransformerConfig, number: int) -> dict[str, torch.Tensor]:

@@ -95,7 +95,7 @@ def patches_of(picture: np.ndarray, config: VisionFields) -> tuple[torch.Tensor,
             fix="resize it (data.pictures.fitting_size)",
         )
     grid = Grid(picture.shape[0] // p, picture.shape[1] // p)
-    numbers = torch.from_numpy(np.ascontiguousarray(picture)).float() / 255
+    numbers = torch.from_numpy(picture.astype(np.float32)) / 255
     numbers = (numbers - torch.tensor(MEAN)) / torch.tensor(STD)
     blocks = numbers.view(grid.rows // m, m, p, grid.columns // m, m, p, 3).permute(0, 3, 1, 4, 6, 2, 5)
     patches = blocks.reshape(-1, 3, 1, p * p).expand(-1, -1, frames, -1)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import os
@@ -53,7 +54,7 @@ PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{{ eos_token }}{% else %}"
     "{{ m.role | capitalize }}: {% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
-    "{% if part.type == 'text' %}{{ part.text }}{% else %}" + PICTURE + "{% endif %}{% endfor %}{% endif %}\n"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}" + PICTURE + "{% endif %}{% endfor %}{% endif %}{{ '\\n' }}"
     "{% endif %}{% endfor %}"
 )
 SPECIAL = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")  # ids 2, 3, 4 of the tokenizer made here
@@ -134,10 +135,11 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
 
 def made_tokenizer(folder: str) -> str:
     """The folder of a tokenizer with picture tokens and a chat template, made once below `folder`."""
-    home = os.path.join(folder, "drawn-pictures")
+    words = [*QUESTIONS.values(), *COLOURS, *NUMBERS, "User: ", "System: "]
+    made_of = hashlib.blake2b(repr((words, TEMPLATE, SPECIAL)).encode(), digest_size=4).hexdigest()
+    home = os.path.join(folder, f"drawn-pictures-{made_of}")
 
     def build(stage: str) -> None:
-        words = [*QUESTIONS.values(), *COLOURS, *NUMBERS, "User: ", "System: "]
         train_bpe(words * 2, 512, os.path.join(stage, "tokenizer"), TEMPLATE, SPECIAL)
 
     build_once(home, build)
@@ -264,7 +266,7 @@ class PictureRows(Dataset):
         repeats = torch.tensor(times)
         ids = torch.tensor(tokens.ids).repeat_interleave(repeats)
         counts = torch.tensor(tokens.counts).repeat_interleave(repeats).float()
-        return ids, counts * (ids != self.config.image_token_id), pictures
+        return ids, counts, pictures
 
     def _tokens_of(self, messages: str) -> Tokens:
         return self.encoder.template.encode(json.loads(messages))

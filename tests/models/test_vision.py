@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from minimegatron.checkpoint.conversion import logical_tensors, open_model
 from minimegatron.checkpoint.hf_config import config_from_huggingface, config_to_huggingface
@@ -240,6 +242,12 @@ def test_weights_and_config_go_both_ways(tmp_path):
     assert back.keys() == published.keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in published.items())
     _, keys = config_to_huggingface(config)
+    (tmp_path / "ours").mkdir()
+    save_file(back, tmp_path / "ours" / "model.safetensors")
+    (tmp_path / "ours" / "config.json").write_text(json.dumps(keys))
+    loaded = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "ours").state_dict()
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
     assert "text_config" not in keys and differing(config, config_from_huggingface(keys)[1]) == []
     again = Qwen2_5_VLConfig.from_dict(keys)
     assert again.text_config.num_hidden_layers == 2 and again.text_config.rope_parameters["mrope_section"] == [3, 2, 3]
