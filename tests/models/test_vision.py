@@ -254,6 +254,45 @@ def test_weights_and_config_go_both_ways(tmp_path):
     assert config_from_huggingface(again.to_dict())[1] == config
 
 
+def read(file: dict[str, Any]) -> Any:
+    """The model of a file, or the place of the error."""
+    try:
+        return config_from_huggingface(file)[1]
+    except ConfigError as error:
+        assert error.fix
+        return None
+
+
+def test_every_key_means_what_it_means_to_transformers():
+    """One key at a time is missing, or has another value, at the top, in the language model and in the encoder."""
+    from transformers import Qwen2_5_VLConfig
+
+    whole, models = Theirs.of().config, 0
+    others = {"hidden_act": "gelu", "layer_types": ["sliding_attention"] * 2, "fullatt_block_indexes": [0, 2]}
+    others |= {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0, "mrope_section": [2, 2, 4]}}
+    for part in (None, "text_config", "vision_config"):
+        table = whole if part is None else whole[part]
+        for key, value in table.items():
+            if key in ("model_type", "text_config", "vision_config"):
+                continue
+            without = {k: v for k, v in table.items() if k != key}
+            number = isinstance(value, int | float)
+            changed = others.get(key, not value if isinstance(value, bool) else 2 * value if number else value)
+            for one in (without, {**without, key: changed}):
+                file = one if part is None else {**whole, part: one}
+                try:
+                    meant = Qwen2_5_VLConfig.from_dict(file).to_dict()
+                except Exception:  # transformers cannot make a model of it either
+                    continue
+                ours = read(file)
+                assert ours == read(meant), f"{key} of {part}: {one.get(key, 'missing')}"
+                models += ours is not None
+    assert models > 60
+    assert read({"model_type": "qwen2_5_vl"}) == read(Qwen2_5_VLConfig().to_dict())
+    with pytest.raises(ConfigError, match="something_new"):
+        config_from_huggingface({**whole, "something_new": 3})
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
