@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+from minimegatron.checkpoint.compressed_tensors import linear_weights
 from minimegatron.checkpoint.conversion import logical_tensors, open_model
 from minimegatron.checkpoint.hf_config import config_from_huggingface, config_to_huggingface
 from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
+from minimegatron.checkpoint.megatron import args_of
+from minimegatron.checkpoint.tensorrt_llm import keys_of
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.same_model import differing
 from minimegatron.data.pictures import Grid, Seen, arranged, fitting_size, patches_of, picture_inputs, pictures_in
@@ -23,6 +26,7 @@ from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import logical_parameters
 from minimegatron.layers.rope import inverse_frequencies
 from minimegatron.models.chunks import build_stage
+from minimegatron.posttraining.prune import sizes_after
 from minimegatron.training.step import forward_step
 from tests.models.in_fp64 import in_fp64
 
@@ -327,3 +331,16 @@ def test_what_does_not_fit_together_is_refused(change, message):
     _, config = config_from_huggingface(Theirs.of().config)
     with pytest.raises(ConfigError, match=message):
         config.replace(**change)
+
+
+def test_what_has_no_place_for_pictures_says_so():
+    family, config = config_from_huggingface(Theirs.of().config)
+    refused = [
+        ("the vision encoder of qwen2_5_vl is not quantised", lambda: linear_weights(config, family)),
+        ("a text does not say which parts", lambda: sizes_after(config, {"num_layers": 1})),
+        ("not written for Megatron:[^!]*vision_num_layers", lambda: args_of(config)),
+        ("not written for TensorRT-LLM", lambda: keys_of(config, family, 1)),
+    ]
+    for message, function in refused:
+        with pytest.raises(ConfigError, match=message):
+            function()
