@@ -122,6 +122,8 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
     Raises:
         ConfigError: the model has a part that this conversion does not support.
     """
+    if config.sees:
+        raise ConfigError("a model with a vision encoder is not written for Megatron", fix="--to ours, or --to hf")
     args: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     args |= {name: getattr(config, ours) for name, ours in RENAMED.items()}
     args |= {

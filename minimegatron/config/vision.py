@@ -17,8 +17,8 @@ of these fields, and layers, kernels and rules are those of every model (`models
 | `vision_window_size`          | `window_size`, pixels along a side of an attention window           |
 | `vision_fullatt_block_indexes`| `fullatt_block_indexes`, layers that see a whole picture            |
 
-`TransformerConfig` (config/model.py) inherits them. Megatron-LM: `--patch-dim`, `--img-h` and
-`examples/multimodal/config.py`.
+`TransformerConfig` (config/model.py) inherits them. Megatron-LM: `patch_dim` and `img_h` in
+`megatron/training/arguments.py`, `examples/multimodal/config.py`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ SHARED = (
 def _encoder(config: TransformerConfig) -> TransformerConfig:
     return type(config)(
         **{name: getattr(config, name) for name in SHARED.split()},
-        num_layers=config.vision_num_layers,
+        num_layers=config.vision_num_layers or 0,
         hidden_size=config.vision_hidden_size,
         num_attention_heads=config.vision_num_attention_heads,
         ffn_hidden_size=config.vision_ffn_hidden_size,

@@ -73,12 +73,13 @@ def resized(picture: np.ndarray, config: VisionFields, most: int = 1280) -> np.n
     Raises:
         DataError: as `fitting_size`.
     """
-    height, width = fitting_size(*picture.shape[:2], config, most=most)
-    if (height, width) == picture.shape[:2]:
+    height, width = picture.shape[:2]
+    size = fitting_size(height, width, config, most=most)
+    if size == (height, width):
         return picture
     from PIL import Image
 
-    return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
+    return np.asarray(Image.fromarray(picture).resize(size[::-1], Image.Resampling.BICUBIC))
 
 
 def without_pictures(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -161,6 +161,7 @@ def pictures_in(ids: torch.Tensor, grids: Sequence[Grid], config: VisionFields) 
     Raises:
         DataError: the text has other picture tokens than its pictures need, for example because it was cut.
     """
+    assert config.image_token_id is not None, "a model that sees has one"
     places = (ids == config.image_token_id).nonzero().flatten().tolist()
     wanted = [grid.tokens(config) for grid in grids]
     at = 0

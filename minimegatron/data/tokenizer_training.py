@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
@@ -79,7 +80,8 @@ def train_bpe(
     fast.train_from_iterator(texts, trainer)
     fast.pre_tokenizer = whole_words
     os.makedirs(folder, exist_ok=True)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "pad_token": PAD}
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {"eos_token": END_OF_TEXT, "pad_token": PAD}
     config |= {"additional_special_tokens": list(special)} if special else {}
     config |= {} if chat_template is None else {"chat_template": chat_template}
     publish(os.path.join(folder, "tokenizer_config.json"), to_json(config))

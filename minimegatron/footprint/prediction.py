@@ -195,7 +195,8 @@ def predict(
     model = ddp.module
     z = sizes_of(config, mesh, optimizer, work, spec)
     lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
-    layers = tuple(int(n) for stage in getattr(model, "chunks", (model,)) for n in stage.layers)
+    stages: Any = getattr(model, "chunks", (model,))
+    layers = tuple(int(number) for stage in stages for number in stage.layers)
     try:
         require_known(
             not optimizer.freeze and config.lora_rank is None, "activations of a model with frozen parameters"

@@ -40,6 +40,7 @@ from minimegatron.data.gpt_dataset import Batch, Dataset
 from minimegatron.data.picture_messages import decoded, resized, with_room, without_pictures
 from minimegatron.data.pictures import Seen, patches_of, picture_inputs
 from minimegatron.data.publish import build_once
+from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.data.tokenizer_training import train_bpe
 from minimegatron.errors import DataError, require
 from minimegatron.posttraining.conversations import Encoder, Tokens
@@ -80,6 +81,7 @@ class VLM(Task):
             ConfigError, DataError: on every rank.
         """
         data = load_on_rank_zero_first(lambda progress: _load(run, num_samples), mesh, quiet)
+        assert isinstance(data.tokenizer, HuggingFaceTokenizer), "a chat template comes with one"
         self.ends = torch.tensor(sorted(data.tokenizer.special_ids))
         return data
 
@@ -107,7 +109,9 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
     tokenizer, folder = tokenizer_of(run)
     encoder = Encoder(tokenizer, template_of(run, tokenizer))
     rows = functools.partial(PictureRows, encoder, config, data.seq_length)
-    seed, sets, files, trained_on = run.training.seed, list[PictureRows | None](), (), ()
+    seed, sets = run.training.seed, list[PictureRows | None]()
+    files: tuple[str, ...] = ()
+    trained_on: tuple[tuple[str, str], ...]
     if run.task.examples is not None:
         for part, wanted in enumerate(num_samples):
             read = functools.partial(_drawn, 3 * seed + part)

@@ -44,7 +44,8 @@ from minimegatron.serving.protocol import (
     seed_of,
 )
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 GRACE_SECONDS = 60.0  # waited beyond a request's deadline, which the engine thread enforces
 
 
