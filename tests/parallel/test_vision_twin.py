@@ -53,7 +53,7 @@ FOUR = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("which", mostly_thorough(range(len(FOUR)), [0]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("which", range(len(FOUR)))
 def test_four_ranks(assert_same_as_serial, which):
     assert_same_as_serial(FOUR[which])
