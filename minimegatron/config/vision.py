@@ -25,13 +25,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import Any, Self
 
 from minimegatron.config.fields import MODEL, Config, divides, free, opt
 from minimegatron.errors import require
-
-if TYPE_CHECKING:
-    from minimegatron.config.model import TransformerConfig
 
 CHANNELS = 3  # red, green, blue
 
@@ -65,10 +62,10 @@ class VisionFields(Config):
         return self.vision_num_layers is not None
 
     @property
-    def vision(self) -> TransformerConfig:
+    def vision(self) -> Self:
         """The vision transformer as a model of its own, whose words and positions nobody reads."""
         assert self.sees, "asked of a model that sees"
-        return _encoder(self)  # type: ignore[arg-type]
+        return _encoder(self)  # type: ignore[no-any-return]
 
     @property
     def patch_channels(self) -> int:
@@ -127,10 +124,10 @@ SHARED = (
 
 
 @functools.lru_cache(maxsize=64)
-def _encoder(config: TransformerConfig) -> TransformerConfig:
+def _encoder(config: Any) -> Any:
     return type(config)(
         **{name: getattr(config, name) for name in SHARED.split()},
-        num_layers=config.vision_num_layers or 0,
+        num_layers=config.vision_num_layers,
         hidden_size=config.vision_hidden_size,
         num_attention_heads=config.vision_num_attention_heads,
         ffn_hidden_size=config.vision_ffn_hidden_size,
