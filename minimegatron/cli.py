@@ -24,6 +24,7 @@ COMMANDS = {
         "train a GPT; ranks: torchrun --nproc-per-node N -m minimegatron train",
     ),
     "sft": ("minimegatron.commands.sft", "fine-tune on conversations: the assistant's tokens count"),
+    "vlm": ("minimegatron.commands.vlm", "fine-tune a model that sees on conversations about pictures"),
     "dpo": ("minimegatron.commands.dpo", "learn from pairs of a chosen and a rejected answer"),
     "reward": ("minimegatron.commands.reward", "train a reward model on pairs of answers"),
     "grpo": ("minimegatron.commands.grpo", "learn from rewards: answers are drawn, judged and compared in groups"),

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 
 from minimegatron.comm import collectives as c
@@ -20,6 +21,7 @@ from minimegatron.comm.axis import Axis
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.sequence import cut_batch
 from minimegatron.config import OptimizerConfig, ParallelConfig, TransformerConfig
+from minimegatron.data.pictures import Seen, patches_of, picture_inputs
 from minimegatron.layers.attention.mask import padded
 from minimegatron.layers.logical import draw, gather_logical, load_logical
 from minimegatron.layers.moe.router import set_loss_scale
@@ -34,7 +36,7 @@ from minimegatron.parallel.data.ddp import DistributedDataParallel
 from minimegatron.parallel.data.finalize import finalize_model_grads
 from minimegatron.parallel.data.plain import PlainDataParallel
 from minimegatron.training.pipelined import forward_backward
-from minimegatron.training.step import OF_EVERY_BATCH, forward_step
+from minimegatron.training.step import forward_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +142,31 @@ def microbatch(case: Case, dp_rank: int, index: int) -> dict[str, torch.Tensor]:
         batch["document_ids"] = padded(lengths, case.seq_length)
         batch["tokentype_ids"] = padded(lengths // 3, case.seq_length)
         batch["labels"] = torch.cat([batch["labels"][:, :1] % 2, batch["labels"][:, 1:]], 1)  # the class of the pair
-    return batch
+    return with_pictures(batch, case.config, dp_rank + 2 * index) if case.config.sees else batch
+
+
+# In tokens: windows of 2 x 2 divide few of them; some microbatches have no picture, some an odd number of tokens.
+PICTURES: tuple[list[tuple[int, int]], ...] = ([(3, 2)], [], [(1, 3), (2, 2)])
+
+
+def with_pictures(batch: dict[str, torch.Tensor], config: TransformerConfig, number: int) -> dict[str, torch.Tensor]:
+    """A batch whose rows have pictures in place of some tokens."""
+    side, rows = config.vision_patch_size * config.vision_spatial_merge_size, []
+    tokens = batch["tokens"].masked_fill(batch["tokens"] == config.image_token_id, 0)
+    for i, ids in enumerate(tokens):
+        pictures, at = [], 2 + i
+        for j, (height, width) in enumerate(PICTURES[number % 3] if i == 0 else PICTURES[(number + i) // 2 % 3]):
+            shape, draw_of = (height * side, width * side, 3), np.random.default_rng([number, i, j])
+            pictures.append(patches_of(draw_of.integers(0, 256, shape, dtype=np.uint8), config))
+            ids[at : at + height * width] = config.image_token_id
+            at += height * width + 1
+        rows.append([Seen(ids, pictures)])
+    return {**batch, "tokens": tokens, **picture_inputs(rows, config)}
 
 
 def losses(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Loss of every token that counts, [b, s]; 0 for the others."""
-    more = {name: tensor for name, tensor in batch.items() if name not in OF_EVERY_BATCH}
-    return model(batch["tokens"], labels=batch["labels"], **more) * batch["loss_mask"]
+    return forward_step(iter([batch]), model)[0] * batch["loss_mask"]
 
 
 def serial_gradients(case: Case, dp: int) -> tuple[float, dict[str, torch.Tensor]]:

@@ -58,6 +58,8 @@ def linear_weights(config: TransformerConfig, family: str) -> tuple[set[str], li
         raise ConfigError(
             f"the experts of {family} are stacks, and {METHOD} quantises Linear", fix="a model of another family"
         )
+    if FAMILIES[family].has("vision"):
+        raise ConfigError(f"the vision encoder of {family} is not quantised", fix="a model of another family")
     for match in FAMILIES[family].matches(config):
         if not match.ours.endswith("weight") and match.expert is None:
             continue

@@ -15,6 +15,7 @@ cannot disagree; and a rank that holds a part of ours reads that part of theirs.
 | `delta`     | q, k, v, z, b and a of all heads, one after the other; theirs has two matrices, by key head       |
 | `transpose` | the columns of theirs: GPT-2 stores `[in, out]` (Conv1D), we store `[out, in]`                    |
 | `conv_pack` | columns of GPT-2's `[h, 3h]` of all q, all k, all v, packed                                       |
+| `pack_rows` | rows of a vision encoder's `[3h, h]` of all q, all k, all v, packed                               |
 
 The packing is what makes tensor parallelism a plain cut (`layers/attention/self_attention.py`). Hugging Face's Llama
 weights are already in RoPE's half-split convention, so no permutation of rows is needed.
@@ -77,20 +78,21 @@ def _delta(config: TransformerConfig) -> Iterator[tuple[int, int, int]]:
             yield from ((which, group * sum(sizes) + sum(sizes[:i]), rows) for group in range(groups))
 
 
-def _pieces(match: Match, rows: int, config: TransformerConfig) -> list[tuple[int, int, int]]:
+def _pieces(match: Match, rows: int) -> list[tuple[int, int, int]]:
     """(which of theirs, its first row, how many rows), one after the other in our tensor of `rows` rows."""
+    config = match.of
     if match.how == "pack":
         return list(_packed(config, 0, 0))
     if match.how in ("pack_gated", "delta"):
         return list(_packed_gated(config) if match.how == "pack_gated" else _delta(config))
-    if match.how == "conv_pack":
+    if match.how in ("conv_pack", "pack_rows"):
         q, k = (n * config.kv_channels for n in (config.num_attention_heads, config.num_query_groups))
         return [(0, start, length) for _, start, length in _packed(config, q, q + k)]
     rows_each = rows // len(match.theirs)
     return [(i, 0, rows_each) for i in range(len(match.theirs))]
 
 
-def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> Iterator[Copy]:
+def copies(match: Match, shape: tuple[int, ...]) -> Iterator[Copy]:
     """The rows of theirs of which our rows consist.
 
     Args:
@@ -100,7 +102,7 @@ def copies(match: Match, shape: tuple[int, ...], config: TransformerConfig) -> I
     stack = () if match.expert is None else (match.expert,)
     dims, at = shape[len(stack) :], 0
     columns = match.how in ("transpose", "conv_pack") and len(dims) == 2
-    for which, start, length in _pieces(match, dims[0], config):
+    for which, start, length in _pieces(match, dims[0]):
         theirs = Rows(match.theirs[which], start, start + length, columns=columns)
         yield Copy(Rows(match.ours, at, at + length, stack), theirs)
         at += length
@@ -145,7 +147,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
         if missing:
             continue
         shape = _our_shape(match, theirs)
-        of_match = list(copies(match, shape, config))
+        of_match = list(copies(match, shape))
         for name, wanted in _their_shapes(of_match, shape).items():
             dtype, stored_shape = theirs.tensors[name]
             if stored_shape != wanted:
@@ -206,7 +208,7 @@ def as_theirs(ours: Source, config: TransformerConfig, family: str) -> Source:
         )
     for match in table:
         dtype, shape = ours.tensors[match.ours]
-        of_match = list(copies(match, shape, config))
+        of_match = list(copies(match, shape))
         tensors |= {name: Described(dtype, dims) for name, dims in _their_shapes(of_match, shape).items()}
         row_copies += [copy.turned() for copy in of_match]
     view = View(ours, tensors, row_copies)

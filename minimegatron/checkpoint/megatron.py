@@ -126,6 +126,8 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
         raise ConfigError(
             "an encoder-decoder is not written for Megatron, whose T5 is another model", fix="--to hf, or --to ours"
         )
+    if config.sees:
+        raise ConfigError("a model with a vision encoder is not written for Megatron", fix="--to ours, or --to hf")
     args: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     args |= {name: getattr(config, ours) for name, ours in RENAMED.items()}
     args |= {

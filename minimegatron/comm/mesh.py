@@ -258,6 +258,11 @@ class Mesh:
     def sequence_parallel(self) -> bool:
         return self.parallel.sequence_parallel and self.tp.size > 1
 
+    def with_whole_sequences(self) -> Mesh:
+        """The same place, for what has a sequence of its own, such as patches of pictures: cp does not cut it."""
+        alone = {name: Axis(name, (self.rank,), 0) for name in ("cp", "cp_inner", "cp_outer")}
+        return Mesh(self.parallel, self.rank, self.device, self._axes | alone)
+
     @property
     def coordinates(self) -> dict[str, int]:
         """{"tp": 1, "cp": 0, "dp": 0, "pp": 0}"""

@@ -17,7 +17,8 @@ pieces; gathering those in rank order gives the tokens in order, without a permu
 
 Tokens, labels, loss mask and position ids are cut alike, after labels were shifted: a rank knows the label of its last
 token although the token itself is on another rank. Document ids are *not* cut: a query must know the documents of keys
-that come from other ranks, and ids are small.
+that come from other ranks, and ids are small. Nor are patches of pictures, of which a token knows its row
+(`data/pictures`).
 
 In Megatron-LM: `get_batch_on_this_cp_rank` in `megatron/core/utils.py`, which zigzags in every case and lets the
 all-to-all put the tokens back into order.
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
 
 Spans = tuple[tuple[int, int], ...]
-NOT_CUT = ("document_ids",)
+NOT_CUT = ("document_ids", "pixels", "patches")
 
 
 def spans_of(s: int, outer: tuple[int, int], inner: tuple[int, int] = (0, 1)) -> Spans:

@@ -36,6 +36,9 @@ def check_model_fits(model: TransformerConfig, parallel: ParallelConfig, seq_len
         check_heads_fit(model, tp)
     if model.has("mlp"):
         divides(tp, model.ffn_hidden_size, "tensor_model_parallel_size", "ffn_hidden_size")
+    if model.sees:
+        divides(tp, model.vision_num_attention_heads, "tensor_model_parallel_size", "vision_num_attention_heads")
+        divides(tp, model.vision_ffn_hidden_size, "tensor_model_parallel_size", "vision_ffn_hidden_size")
     if model.has("mamba"):
         divides(tp, model.mamba_num_groups, "tensor_model_parallel_size", "mamba_num_groups")
     if model.has("gated_delta_net"):

@@ -1,7 +1,8 @@
 """The model: sizes, layers, positions, initial weights, and which activations are recomputed.
 
 Nothing here says on how many ranks it runs. Fields that only some models have (experts, hybrid layers, multi-latent
-attention, multi-token prediction, FP8) are inherited from `experts.py`, `hybrid.py` and `variants.py`.
+attention, multi-token prediction, FP8, a vision encoder) are inherited from `experts.py`, `hybrid.py`, `variants.py`
+and `vision.py`.
 
 | left out           | becomes                                                                  |
 |--------------------|--------------------------------------------------------------------------|
@@ -18,7 +19,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from minimegatron.config import encoder_decoder, experts, hybrid, variants
+from minimegatron.config import encoder_decoder, experts, hybrid, variants, vision
 from minimegatron.config.fields import BEGUN, HOW, MODEL, RUN, TRAINED, Config, divides, free, opt
 from minimegatron.errors import require
 
@@ -37,6 +38,7 @@ class TransformerConfig(
     variants.DepthFields,
     variants.BertFields,
     variants.Fp8Fields,
+    vision.VisionFields,
     Config,
 ):
     """A decoder-only transformer, or an encoder and a decoder.
@@ -242,6 +244,9 @@ class TransformerConfig(
         self._check_attention()
         self._check_encoder_decoder(self.num_layers)
         self._check_base()
+        no_encoder = {"transformer_impl": "local", "fp8_format": None, "mtp_num_layers": None, "lora_rank": None}
+        given = {name: getattr(self, name) for name, value in no_encoder.items() if getattr(self, name) != value}
+        self._check_vision(given)
         require(
             self.norms_input or not self.fp32_residual_connection,
             f"layernorm_placement {self.layernorm_placement} with fp32_residual_connection: no norm rounds what "

@@ -41,6 +41,17 @@ class SFTConfig(ConversationConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class VLMConfig(Config):
+    """Conversations about pictures: the loss of the assistant's tokens."""
+
+    examples: str | None = opt(
+        RUN, None, "in place of files: pictures that the program draws, with questions about them", (None, "drawn")
+    )
+    chat_template: str | None = opt(TEMPLATE, None, "Jinja file in place of the tokenizer's chat template")
+    picture_max_tokens: int = opt(RUN, 1280, "a larger picture of a file is made smaller", least=4)
+
+
+@dataclasses.dataclass(frozen=True)
 class DPOConfig(ConversationConfig):
     """Direct preference optimisation: of two answers the chosen one becomes more likely than the rejected one."""
 
@@ -159,6 +170,7 @@ class PPOConfig(GRPOConfig):
 
 TASKS: dict[str, Any] = {
     "sft": SFTConfig,
+    "vlm": VLMConfig,
     "dpo": DPOConfig,
     "reward": RewardConfig,
     "grpo": GRPOConfig,

@@ -22,6 +22,9 @@
 | `blend`              | several datasets in given shares                                                              |
 | `builder`            | the train, valid and test sets from `--data-path` and `--split`                               |
 | `loader`             | the micro-batches of one data-parallel rank; its whole state is the consumed samples          |
+| `pictures`           | pictures as patches, their windows and positions, and which token each block becomes          |
+| `picture_messages`   | `image_url` parts of messages: decoded, resized, and room for them among the ids              |
+| `drawn`              | pictures that the program draws, with questions                                               |
 | `corpus`             | a corpus on every machine without a download: Python's own standard library                   |
 | `publish`            | files that appear whole or not at all                                                         |
 

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
@@ -38,7 +39,11 @@ LONGEST_TRAINED_WORD = 256
 
 
 def train_bpe(
-    texts: Iterable[str], vocab_size: int, folder: str | os.PathLike[str], chat_template: str | None = None
+    texts: Iterable[str],
+    vocab_size: int,
+    folder: str | os.PathLike[str],
+    chat_template: str | None = None,
+    special: Sequence[str] = (),
 ) -> HuggingFaceTokenizer:
     """Learn a byte-level BPE vocabulary and save it as a Hugging Face tokenizer folder.
 
@@ -51,27 +56,33 @@ def train_bpe(
             corpus may give fewer; read `.vocab_size` of the result.
         folder: receives `tokenizer.json` and `tokenizer_config.json`; created when missing.
         chat_template: a Jinja template that spells a conversation, stored with the tokenizer.
+        special: further special tokens, with ids from 2 on.
 
     Raises:
-        ConfigError: `vocab_size` is below 258.
+        ConfigError: `vocab_size` is below 258 and these.
     """
-    smallest = 256 + len((END_OF_TEXT, PAD))
+    tokens = [END_OF_TEXT, PAD, *special]
+    smallest = 256 + len(tokens)
     if vocab_size < smallest:
-        raise ConfigError(f"vocab_size is {vocab_size}", fix=f"at least {smallest}: 256 bytes and two special tokens")
+        raise ConfigError(
+            f"vocab_size is {vocab_size}", fix=f"at least {smallest}: 256 bytes and {len(tokens)} special tokens"
+        )
     fast = byte_level(models.BPE())
     whole_words = fast.pre_tokenizer
     pieces = pre_tokenizers.Split(tokenizers.Regex(f".{{1,{LONGEST_TRAINED_WORD}}}"), behavior="isolated")
     fast.pre_tokenizer = pre_tokenizers.Sequence([whole_words, pieces])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT, PAD],
+        special_tokens=tokens,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     fast.train_from_iterator(texts, trainer)
     fast.pre_tokenizer = whole_words
     os.makedirs(folder, exist_ok=True)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "pad_token": PAD}
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {"eos_token": END_OF_TEXT, "pad_token": PAD}
+    config |= {"additional_special_tokens": list(special)} if special else {}
     config |= {} if chat_template is None else {"chat_template": chat_template}
     publish(os.path.join(folder, "tokenizer_config.json"), to_json(config))
     publish(os.path.join(folder, "tokenizer.json"), fast.to_str(pretty=True).encode())

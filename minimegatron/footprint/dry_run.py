@@ -43,6 +43,7 @@ from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.transport import FakeTransport
 from minimegatron.config import TransformerConfig
+from minimegatron.data.pictures import blank_inputs
 from minimegatron.footprint.events import BACKWARD, FORWARD, WEIGHTS, Event, Message, Sent, Unpredicted, Window
 from minimegatron.footprint.gpu import computing_on_gpu
 from minimegatron.footprint.recorder import Recorder, recording
@@ -304,11 +305,14 @@ def _microbatch(model: Any, recorder: Recorder, z: Sizes, splits: bool) -> dict[
             "labels": torch.zeros(z.b, z.s, dtype=torch.int64),
             "loss_mask": torch.ones(z.b, z.s),
         }
+        if z.config.sees:
+            batch |= blank_inputs(z.b, z.s, z.config)
         if z.documents:
             batch["document_ids"] = torch.zeros(z.b, z.s * z.mesh.cp.size, dtype=torch.int64)
         x = {n: torch.zeros(_shape(t), dtype=t.dtype, requires_grad=t.has_gradient) for n, t in inputs.items()} or None
         with deferring_wgrad(model, queue):
-            output = model(batch["tokens"], None, batch["labels"], document_ids=batch.get("document_ids"), inputs=x)
+            more = {name: tensor for name, tensor in batch.items() if name not in ("tokens", "labels", "loss_mask")}
+            output = model(batch["tokens"], labels=batch["labels"], **more, inputs=x)
             ys = [(output * batch["loss_mask"]).sum()] if model.post_process else [output[n] for n in outputs]
         edges = [torch.autograd.graph.get_gradient_edge(y) for y in ys if y.requires_grad]
         del output, ys
@@ -316,7 +320,7 @@ def _microbatch(model: Any, recorder: Recorder, z: Sizes, splits: bool) -> dict[
         dys = [torch.zeros(_shape(t), dtype=t.dtype) for t in outputs.values() if t.has_gradient] or None
         with deferring_wgrad(model, queue):
             torch.autograd.backward(edges, dys)
-        del edges, dys, x, batch
+        del edges, dys, x, batch, more
         put_off = recorder.backward_ended()
         if queue is not None:
             queue.compute()

@@ -41,7 +41,6 @@ from minimegatron.footprint.events import Unpredicted, require_known
 from minimegatron.footprint.kinds import StageRun
 from minimegatron.footprint.states import fsdp2_states, planned_model, states
 from minimegatron.footprint.travel import Travel
-from minimegatron.models.block import TransformerBlock
 from minimegatron.models.chunks import ModelChunks, schedule_of
 from minimegatron.models.spec import ModuleSpec
 from minimegatron.parallel.data.ddp import DistributedDataParallel
@@ -196,7 +195,8 @@ def predict(
     model = ddp.module
     z = sizes_of(config, mesh, optimizer, work, spec)
     lasting = fsdp2_states(model, mesh, optimizer) if parallel.use_torch_fsdp2 else states(ddp, optimizer)
-    layers = tuple(int(n) for m in model.modules() if isinstance(m, TransformerBlock) for n in m.layers)
+    stages: Any = getattr(model, "chunks", (model,))
+    layers = tuple(int(number) for stage in stages for number in stage.layers)
     try:
         require_known(
             not optimizer.freeze and config.lora_rank is None, "activations of a model with frozen parameters"

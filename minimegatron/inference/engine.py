@@ -36,6 +36,7 @@ from typing import Any
 
 from minimegatron.comm.agree import gather_objects
 from minimegatron.cuda_graphs import Recorder
+from minimegatron.data.pictures import SeenPrompt
 from minimegatron.errors import ConfigError, DataError, did_you_mean
 from minimegatron.inference.block_manager import BlockManager
 from minimegatron.inference.grammar import Grammars
@@ -237,6 +238,10 @@ class Engine:
             raise DataError(f"there is a request {request_id!r} already", where=request_id, fix="another id")
         self.check(request, request_id)
         self.sequences[request_id] = self.scheduler.add(request, request_id)
+        if request.pictures:
+            seen = SeenPrompt(request.prompt, request.pictures, self.model.config)
+            for sequence in self.sequences[request_id]:
+                sequence.seen = seen
         if request.grammar and self.grammars is not None:
             for sequence in self.sequences[request_id]:
                 sequence.grammar = self.grammars.begin(request.grammar)
@@ -254,6 +259,15 @@ class Engine:
                 where=request_id,
                 fix=did_you_mean(request.adapter, names) or "load_adapters(model, ...), and Engine(..., adapters=...)",
             )
+        if request.pictures and (not self.model.config.sees or self.draft is not None):
+            what = "a model that has no vision encoder" if self.draft is None else "a draft model, which has none"
+            raise ConfigError(
+                f"a request with {len(request.pictures)} pictures, and {what}",
+                where=request_id,
+                fix="a model that sees, and no draft model: speculative method ngram",
+            )
+        if self.model.config.sees:
+            SeenPrompt(request.prompt, request.pictures, self.model.config)  # the prompt has room for its pictures
         if request.grammar:
             if self.grammars is None:
                 raise ConfigError(
@@ -291,7 +305,7 @@ class Engine:
         if drafted:
             step = self._propose(step)
         proposed = time.perf_counter()
-        batch = plan(step, drafted)
+        batch = plan(step, self.model.config, drafted)
         planned = time.perf_counter()
         result = self._run(batch)
         ran = time.perf_counter()

@@ -17,7 +17,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Sequence as Items
+from typing import Any
 
+from minimegatron.config.vision import VisionFields
+from minimegatron.data.pictures import picture_part
 from minimegatron.inference.sampling import SamplingParams, uniform
 from minimegatron.inference.scheduler import Chunk, Step
 from minimegatron.inference.sequence import Ranked, Sequence
@@ -92,6 +95,7 @@ class Batch:
         copies, slot_copies: (from, to) pages and slots, copied before the forward pass.
         draft: number of the proposer's pass in this step; None: the model's own pass.
         adapters: of each sequence, by name; "" for none. A proposer's pass has none.
+        seen: positions and pictures of the row (`data/pictures.picture_part`); None where no sequence has pictures.
     """
 
     tokens: tuple[int, ...]
@@ -106,6 +110,7 @@ class Batch:
     slot_copies: tuple[tuple[int, int], ...] = ()
     draft: int | None = None
     adapters: tuple[str, ...] = ()
+    seen: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,11 +145,12 @@ def next_scored(sequence: Sequence) -> int:
     return sequence.request.prompt_log_probs_start - 1 + len(sequence.prompt_log_probs)
 
 
-def plan(step: Step, drafted: bool = False) -> Batch:
+def plan(step: Step, config: VisionFields, drafted: bool = False) -> Batch:
     """The batch of the model's own pass.
 
     Args:
         step: the scheduler's; its sequences have their `proposed` tokens.
+        config: the model.
         drafted: the proposed tokens were drawn by a model ("draft_model", "mtp"), not looked up.
     """
     tokens: list[int] = []
@@ -188,6 +194,7 @@ def plan(step: Step, drafted: bool = False) -> Batch:
         copies=step.copies,
         slot_copies=step.slot_copies,
         adapters=tuple(chunk.sequence.request.adapter for chunk in step.chunks),
+        seen=picture_part([(c.sequence.seen, c.start, c.start + c.count + c.proposals) for c in step.chunks], config),
     )
 
 

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from minimegatron.comm import collectives as c
 from minimegatron.comm.agree import gather_objects, gather_to_first, scatter_from_first
@@ -205,10 +206,16 @@ class Runner:
         context = self.cache.context(new, kept, tables, slots)
         row = torch.tensor([tokens], device=self.cache.device)
         wanted = torch.tensor(batch.wanted or (0,), device=self.cache.device)
-        return self._forward(row, context, wanted, len(batch.wanted))
+        seen = {name: tensor.to(self.cache.device) for name, tensor in (batch.seen or {}).items()}
+        for name, value in (("position_ids", 0), ("picture_rows", -1)):
+            if name in seen:  # of the dummy sequence, too
+                seen[name] = F.pad(seen[name], (0, len(tokens) - len(batch.tokens)), value=value)
+        if seen:
+            context = dataclasses.replace(context, position_ids=seen.pop("position_ids"))
+        return self._forward(row, context, wanted, len(batch.wanted), **seen)
 
     def _forward(
-        self, row: torch.Tensor, context: InferenceContext, wanted: torch.Tensor, count: int
+        self, row: torch.Tensor, context: InferenceContext, wanted: torch.Tensor, count: int, **seen: torch.Tensor
     ) -> torch.Tensor | None:
         stage, inputs = self.stage, None
         if not stage.pre_process:
@@ -217,7 +224,7 @@ class Runner:
             inputs = PendingTensors(
                 self.mail, self.mesh.pp.rank - 1, "hidden", takes
             ).wait()  # no deadline: the mail has one
-        options: dict[str, Any] = {"logits_at": wanted} if stage.post_process else {}
+        options: dict[str, Any] = seen | ({"logits_at": wanted} if stage.post_process else {})
         out = stage(row, inference_context=context, inputs=inputs, **options)
         if not stage.post_process:
             self._send(out)
@@ -233,6 +240,7 @@ class Runner:
 
     def _records(self, batch: Batch) -> bool:
         plain = all(count == 1 for count in batch.new) and len(batch.draws) == len(batch.new) and not batch.scores
+        plain = plain and batch.seen is None
         simple = all(not (d.params.penalises or d.banned or d.allowed or d.log_probs) for d in batch.draws)
         return (self.recorder is not None or self.compiled) and plain and simple and not self.heads
 

@@ -255,7 +255,7 @@ class Scheduler:
         taken = len(self.running) + sum(len(self._forks.get(s.request_id, ())) for s in self.running if s.index == 0)
         if taken + seats > self.max_num_seqs:
             return False
-        blocks, root = self.blocks, (self.version, sequence.request.adapter, sequence.request.salt)
+        blocks, root = self.blocks, (self.version, sequence.request.adapter, sequence.request.root)
         known = sequence.findable if blocks.reuse else []
         found, parent = blocks.find(known, root)
         # Pages for all its tokens and the next one, though it takes them by chunks: else it would soon be preempted.

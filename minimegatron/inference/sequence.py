@@ -17,6 +17,7 @@ import dataclasses
 import enum
 from typing import Any
 
+from minimegatron.data.pictures import Picture, SeenPrompt
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 
@@ -50,6 +51,8 @@ class Request:
         grammar: that every answer matches, see `inference/grammar.of_json_schema`; "" for none.
         adapter: name of the engine's adapter that answers (`layers/loras`); "" for none. Requests with different ones
             share no pages.
+        pictures: in the order of the prompt's picture tokens, of which it has as many as they need
+            (`data/picture_messages`). Requests with different ones share no pages.
     """
 
     prompt: tuple[int, ...]
@@ -66,6 +69,12 @@ class Request:
     salt: str = ""
     grammar: str = ""
     adapter: str = ""
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def root(self) -> str:
+        """The salt, and what the prompt's ids do not say: which pictures they stand for."""
+        return self.salt if not self.pictures else repr((self.salt, self.pictures))
 
 
 Ranked = tuple[tuple[int, float], ...]  # (id, log-probability), the most likely first
@@ -95,6 +104,7 @@ class Sequence:
         lag: computed tokens that the draft model has not computed.
         draft_length, lookup: `speculative.DraftLength`, and `speculative.NGrams` of its tokens.
         grammar: its parser state, `grammar.GrammarState`.
+        seen: the prompt with its pictures; None without.
     """
 
     request: Request
@@ -121,6 +131,7 @@ class Sequence:
     draft_length: Any = dataclasses.field(default=None, repr=False)
     lookup: Any = dataclasses.field(default=None, repr=False)
     grammar: Any = dataclasses.field(default=None, repr=False)
+    seen: SeenPrompt | None = dataclasses.field(default=None, repr=False)
 
     @property
     def prompt_length(self) -> int:

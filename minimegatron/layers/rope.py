@@ -108,7 +108,7 @@ def position_of_channel(config: TransformerConfig) -> torch.Tensor:
     assert config.mrope_section is not None, "the config has checked it"
     section = config.mrope_section
     if not config.mrope_interleaved:
-        return torch.repeat_interleave(torch.arange(3, device="cpu"), torch.tensor(section, device="cpu"))
+        return torch.tensor([axis for axis in range(3) for _ in range(section[axis])], device="cpu")
     of = torch.zeros(sum(section), dtype=torch.int64, device="cpu")
     for axis in (1, 2):
         of[axis : 3 * section[axis] : 3] = axis

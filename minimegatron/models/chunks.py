@@ -1,8 +1,9 @@
 """The part of a model that one pipeline rank holds: one or several stages of it.
 
 Every model of the package is built here. `build_stage` makes one stage: a `GPTModel`, a `BertModel` if the
-configuration has a `bert_head`, an `EncoderDecoderModel` if it has `encoder_num_layers`, or the class with `is_stage`
-that the spec names (`models/contract`). Nothing outside of `models` knows which class it is.
+configuration has a `bert_head`, an `EncoderDecoderModel` if it has `encoder_num_layers`, a `VisionLanguageModel` if the
+model sees pictures, or the class with `is_stage` that the spec names (`models/contract`). Nothing outside of `models`
+knows which class it is.
 
 A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
@@ -49,9 +50,19 @@ from minimegatron.models.bert import BertModel
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.encoder_decoder import EncoderDecoderModel
 from minimegatron.models.spec import ModuleSpec, build_module
+from minimegatron.models.vision import VisionLanguageModel
 from minimegatron.parallel.pipeline.actions import Placement
 from minimegatron.parallel.pipeline.schedule_check import require_runnable
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, Schedule, build_schedule, forward_only
+
+
+def _class_of(config: TransformerConfig) -> Any:
+    """The class of a model's stages where no spec names one."""
+    if config.encoder_num_layers is not None:
+        return EncoderDecoderModel
+    if config.bert_head is not None:
+        return BertModel
+    return VisionLanguageModel if config.sees else GPTModel
 
 
 def build_stage(
@@ -83,9 +94,7 @@ def build_stage(
     if spec is not None and getattr(spec.module, "is_stage", False):
         stage: Any = build_module(spec, config, mesh, **where, rng=rng)
     else:
-        encodes = EncoderDecoderModel if config.bert_head is None else BertModel
-        only_decodes = config.encoder_num_layers is None and config.bert_head is None
-        stage = (GPTModel if only_decodes else encodes)(config, mesh, spec, **where, rng=rng)
+        stage = _class_of(config)(config, mesh, spec, **where, rng=rng)
     if pre_process != post_process:
         declare_copies(stage)
     return stage

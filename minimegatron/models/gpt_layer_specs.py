@@ -13,6 +13,7 @@ This file alone knows which parts a configuration asks for; each part refuses by
 | `num_experts`                            | `MoELayer` in place of `MLP`, in the layers with experts    |
 | `encoder_num_layers`                     | the two kinds of layer of `models/encoder_decoder`          |
 | `mtp_num_layers`                         | `MultiTokenPrediction` after the last layer                 |
+| `vision_num_layers`                      | `VisionLanguageModel` in place of `GPTModel`: see `chunks`  |
 | `transformer_impl` transformer_engine    | its linear layers in place of ours                          |
 | `fp8_format`                             | built layers are switched to FP8                            |
 

@@ -18,5 +18,5 @@ optimizer and the checkpoints are those of pre-training.
 | `on_policy`     | rows whose answers the student draws, for a teacher to score                              |
 | `importance`    | what each part of a model gives to the rest on a text                                     |
 | `prune`         | the parts that give most, as a smaller model; no task                                     |
-| `sft`, `dpo`, `reward`, `grpo`, `ppo`, `distill` | the tasks; `tasks` has them by the names of their commands   |
+| `sft`, `vlm`, `dpo`, `reward`, `grpo`, `ppo`, `distill` | the tasks; `tasks` has them by the names of their commands |
 """

@@ -118,6 +118,8 @@ def _refuse(config: TransformerConfig, changed: set[str]) -> None:
          "a model without --hybrid-override-pattern"),
         (config.linear_attention_freq or config.attention_output_gate, changed, "layers of Gated DeltaNet and gated "
          "attention are scored by no rule", "a model without --linear-attention-freq and --attention-output-gate"),
+        (config.sees, changed, "a text does not say which parts of a vision encoder are used",
+         "a model of texts alone"),
         (config.qk_layernorm_over_heads, heads, "qk_layernorm_over_heads takes a mean over all heads",
          "--target-ffn-hidden-size, --target-hidden-size or --target-num-layers"),
         (config.scale_embeddings, changed & {"hidden_size"}, "scale_embeddings multiplies by sqrt(h)",

@@ -10,6 +10,7 @@ The problem in a sentence: a server that silently ignores `stop` or `seed` gives
 | `stream`, `stream_options`                                             | honoured                                    |
 | `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` | vLLM's, honoured                            |
 | `ignore_eos`, `include_stop_str_in_output`, `cache_salt`               | vLLM's, honoured                            |
+| `image_url` in a message                                               | PNG or JPEG as a `data:` URL                |
 | `response_format`                                                      | honoured: `json_schema`, strict or not      |
 | `structured_outputs`                                                   | vLLM's, honoured: one of five kinds         |
 | `user`, `safety_identifier`, `prompt_cache_key`                        | accepted; they change no answer             |
@@ -217,16 +218,34 @@ class TextPart(_Strict):
     text: str
 
 
+class ImageUrl(_Strict):
+    """A picture; of `detail` a model that resizes every picture alike knows nothing."""
+
+    url: str
+    detail: Literal["auto"] = "auto"
+
+
+class PicturePart(_Strict):
+    """A picture in a message, as a `data:` URL (`data/picture_messages`)."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 class Message(_Strict):
     """One message of a conversation; role "developer" means "system"."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[TextPart | PicturePart]
     name: str | None = None
 
-    def plain(self) -> dict[str, str]:
-        """The message as a chat template reads it."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def plain(self) -> dict[str, Any]:
+        """The message as a chat template reads it; with pictures its content is a list of parts."""
+        content: Any = self.content
+        if not isinstance(content, str):
+            texts = [part.text for part in content if isinstance(part, TextPart)]
+            seen = len(texts) < len(content)
+            content = [part.model_dump() for part in content] if seen else "".join(texts)
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **({} if self.name is None else {"name": self.name})}
 

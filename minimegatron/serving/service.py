@@ -22,8 +22,10 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import Response
 
+from minimegatron.data.picture_messages import decoded, resized, with_room, without_pictures
+from minimegatron.data.pictures import Picture
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
-from minimegatron.errors import ConfigError, MinimegatronError
+from minimegatron.errors import ConfigError, MinimegatronError, require
 from minimegatron.inference.engine import Engine
 from minimegatron.inference.sequence import Request as EngineRequest
 from minimegatron.serving.answers import DONE, ChatFormat, Choice, CompletionFormat, Format, Tokens, event, usage_of
@@ -43,6 +45,7 @@ from minimegatron.serving.protocol import (
 )
 
 T = TypeVar("T")
+R = TypeVar("R")
 GRACE_SECONDS = 60.0  # waited beyond a request's deadline, which the engine thread enforces
 
 
@@ -120,12 +123,24 @@ class Service:
         begins = self.tokenizer.named.get("bos_token")
         return self.tokenizer.tokenize(text, add_special_tokens=False if begins and text.startswith(begins) else None)
 
-    def chat_ids(self, body: ChatRequest) -> list[int]:
-        """Ids of a conversation in the model's chat template."""
-        text = self.tokenizer.apply_chat_template([message.plain() for message in body.messages])
-        return self.tokenizer.tokenize(text, add_special_tokens=False)
+    def chat_ids(self, body: ChatRequest) -> tuple[list[int], tuple[Picture, ...]]:
+        """Ids of a conversation in the model's chat template, with room for its pictures, and these.
 
-    async def _read(self, reads: Callable[[T], list[int]], what: T, param: str) -> list[int]:
+        Raises:
+            DataError, ConfigError: a picture that cannot be read, a model that sees none, or a template without a place
+                for them.
+        """
+        messages, urls = without_pictures([message.plain() for message in body.messages])
+        ids = self.tokenizer.tokenize(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
+        config = self.engine.model.config
+        if not config.sees:
+            require(not urls, f"{len(urls)} pictures, and the model sees none", "a vision-language model")
+            return ids, ()
+        pictures = tuple(Picture(resized(decoded(url), config), config) for url in urls)
+        room = with_room(ids, [picture.grid for picture in pictures], config)
+        return [token for token, times in room for _ in range(times)], pictures
+
+    async def _read(self, reads: Callable[[T], R], what: T, param: str) -> R:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reader, reads, what)
         except MinimegatronError as error:
@@ -257,11 +272,11 @@ class Service:
             raise refuse("`top_logprobs` without `logprobs`", "top_logprobs", "invalid_value")
         if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
             raise refuse("`max_tokens` and `max_completion_tokens` differ", "max_tokens", "invalid_value")
-        prompt = await self._read(self.chat_ids, body, "messages")
+        prompt, pictures = await self._read(self.chat_ids, body, "messages")
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         log_probs = (body.top_logprobs or 0) if body.logprobs else None
-        more = {"n": body.n or 1, "seed": seed_of(body), "log_probs": log_probs, "grammar": await self.grammar(body)}
-        made = self.request(body, prompt, asked, **more)
+        more = {"n": body.n or 1, "seed": seed_of(body), "log_probs": log_probs, "pictures": pictures}
+        made = self.request(body, prompt, asked, grammar=await self.grammar(body), **more)
         form = ChatFormat(body, body.model or self.names[0], self.tokens)
         return await self._answer(request, form, [made], made.n, None)
 

@@ -83,7 +83,7 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
         )
     if reads and run.task is None:
         _check_data(run.data)
-    elif reads and run.task_name in ("sft", "dpo", "reward", "distill"):
+    elif reads and run.task_name in ("sft", "vlm", "dpo", "reward", "distill"):
         _check_lines(run)
     elif run.task_name in ("grpo", "ppo"):
         _check_rollouts(run, sizes)

@@ -81,6 +81,8 @@ _BERT, _BERT_HEADS = "minimegatron/models/bert.py", "minimegatron/layers/bert_he
 _BERT_DATA, _BERT_ROWS = "minimegatron/data/bert_dataset.py", "tests/data/test_bert_dataset.py"
 _BERT_SP = "tests/parallel/test_bert_twin.py::test_two_ranks[0]"
 _OF_BERT = "tests/models/test_bert.py -k gradients"
+_SEES, _SEEN_ANSWERS = "tests/models/test_vision.py -k every_gradient", "tests/inference/test_pictures.py -k whole"
+_SEES_SP, _SEES_CP = (f"tests/parallel/test_vision_twin.py::test_two_ranks[{i}]" for i in (1, 2))
 _GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
 
 MUTANTS = (
@@ -836,17 +838,17 @@ MUTANTS = (
     ),
     Mutant(
         "the version of the weights left out of the root", _SCHEDULER,
-        "(self.version, sequence.request.adapter, sequence.request.salt)",
-        "(0, sequence.request.adapter, sequence.request.salt)", _CANARIES,
+        "(self.version, sequence.request.adapter, sequence.request.root)",
+        "(0, sequence.request.adapter, sequence.request.root)", _CANARIES,
     ),
     Mutant(
         "the adapter left out of the root", _SCHEDULER,
-        "(self.version, sequence.request.adapter, sequence.request.salt)",
-        '(self.version, "", sequence.request.salt)', "tests/inference/test_scheduler.py",
+        "(self.version, sequence.request.adapter, sequence.request.root)",
+        '(self.version, "", sequence.request.root)', "tests/inference/test_scheduler.py",
     ),
     Mutant(
         "the salt left out of the root", _SCHEDULER,
-        "(self.version, sequence.request.adapter, sequence.request.salt)",
+        "(self.version, sequence.request.adapter, sequence.request.root)",
         '(self.version, sequence.request.adapter, "")', _CANARIES,
     ),
     Mutant(
@@ -1462,5 +1464,71 @@ MUTANTS = (
     Mutant(
         "the decoder's layers count on in a file", "minimegatron/models/families/family.py",
         "n if in_encoder else n - encoder", "n", _T5,
+    ),
+    # ------------------------------------------------------------------------------------------- pictures
+    Mutant(
+        "each tp rank keeps the gradient of its own picture rows", "minimegatron/models/vision.py",
+        "c.gather_from_sequence_region(rows, self.tp)",
+        "c.gather_from_sequence_region(rows, self.tp, reduce_gradient=False)", _SEES_SP,
+    ),
+    Mutant(
+        "the patch embedding's gradient is that of a rank's patches", "minimegatron/models/vision.py",
+        'init=Init(std=config.init_method_std), partial="sequence")', "init=Init(std=config.init_method_std))",
+        _SEES_SP,
+    ),
+    Mutant(
+        "cp cuts the patches' attention", "minimegatron/models/vision.py", "mesh.with_whole_sequences()", "mesh",
+        _SEES_CP,
+    ),
+    Mutant(
+        "padding belongs to the first picture", "minimegatron/models/vision.py",
+        "F.pad(patches, (0, 0, 0, missing), value=-1)", "F.pad(patches, (0, 0, 0, missing), value=0)", _SEES_SP,
+    ),
+    Mutant(
+        "windows and whole pictures change places", "minimegatron/models/vision.py",
+        "if layer.layer_number in self.whole", "if layer.layer_number not in self.whole", _SEES,
+    ),
+    Mutant(
+        "a patch sees those before it", "minimegatron/models/vision.py", "AttentionMask(causal=False,",
+        "AttentionMask(causal=True,", _SEES,
+    ),
+    Mutant(
+        "rows and columns change places in RoPE", "minimegatron/models/vision.py", "torch.stack([row, column], 1)",
+        "torch.stack([column, row], 1)", _SEES,
+    ),
+    Mutant(
+        "a picture token takes the row of its place among the windows", "minimegatron/data/pictures.py",
+        "rows.append(place + tokens)", "rows.append(order + tokens)", "tests/models/test_vision.py -k windows",
+    ),
+    Mutant(
+        "words go on behind a picture's rows", "minimegatron/data/pictures.py", "here + max(rows, columns)",
+        "here + rows",
+        "tests/models/test_vision.py -k positions",
+    ),
+    Mutant(
+        "a picture that is cut is another one", "minimegatron/data/pictures.py",
+        "if at + n > len(places) or places[at + n - 1] - places[at] != n - 1:", "if at + n > len(places):",
+        "tests/models/test_vision.py -k cut_inside",
+    ),
+    Mutant(
+        "queries, keys and values of a vision layer are taken head by head", "minimegatron/models/families/qwen_vl.py",
+        '"pack_rows") for x', '"stack") for x', _SEES,
+    ),
+    Mutant(
+        "pages know the picture tokens and not the pictures", "minimegatron/inference/sequence.py",
+        "return self.salt if not self.pictures else repr((self.salt, self.pictures))", "return self.salt",
+        _SEEN_ANSWERS,
+    ),
+    Mutant(
+        "an answer is counted from the prompt's length", "minimegatron/data/pictures.py",
+        " + int(self.positions.max()) + 1 - length", "", _SEEN_ANSWERS,
+    ),
+    Mutant(
+        "a chunk begins with a picture's first row", "minimegatron/data/pictures.py",
+        "of_picture[first : first + count]", "of_picture[:count]", _SEEN_ANSWERS,
+    ),
+    Mutant(
+        "the question counts", "minimegatron/posttraining/vlm.py", "masks.append(torch.cat([counts[1:],",
+        "masks.append(torch.cat([torch.ones_like(counts[1:]),", "tests/posttraining/test_vlm.py -k has_room",
     ),
 )  # fmt: skip

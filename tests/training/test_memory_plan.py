@@ -77,6 +77,12 @@ RELATIVE = {
 }  # fmt: skip
 CUT = "pipeline_model_parallel_layout"
 BERT = {"family": "bert", "num_query_groups": 4}
+# the first microbatch of the twin has 6 picture tokens in each row
+SEES = {
+    "position_embedding_type": "mrope", "mrope_section": (2, 3, 3), "image_token_id": 127, "vision_num_layers": 3,
+    "vision_hidden_size": 64, "vision_num_attention_heads": 4, "vision_ffn_hidden_size": 128, "vision_patch_size": 4,
+    "vision_window_size": 16, "vision_fullatt_block_indexes": (1,), "vision_patches_per_sample": 24,
+}  # fmt: skip
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -193,6 +199,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "BERT, cp2 ring": (2, CP2, BERT),
     "BERT, bf16, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"},
                             BERT | {"params_dtype": "bf16"}),
+    "sees": (1, {}, SEES),
+    "sees, recompute": (1, {}, SEES | FULL),
+    "sees, tp2 sp, bf16": (2, TP2, SEES | BF16),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -201,7 +210,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 ORDINARY = {
     "stage 1", "stage 3, recompute", "tp2 sp, bf16, recompute", "pp2 interleaved", "cp2 ring", "ep2, all tokens to all",
     "latent experts, bf16", "fp8 tp2 sp, delayed", "selective", "documents", "strange, pp2, recompute",
-    "encoder and decoder, zb-h1", "hybrid, tp2 sp, bf16",
+    "encoder and decoder, zb-h1", "hybrid, tp2 sp, bf16", "sees, tp2 sp, bf16",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents"}
 

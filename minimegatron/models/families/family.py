@@ -49,7 +49,8 @@ class Row(NamedTuple):
             stack them.
         how: how their tensors are arranged in ours, see `checkpoint/huggingface.py`.
         when: whether the model has such a tensor.
-        on: `all` layers have it, or those with this part (`TransformerConfig.parts_of`).
+        on: `all` layers have it, or those with this part (`TransformerConfig.parts_of`); `vision`: it is the vision
+            encoder's, whose layers are counted by themselves.
     """
 
     ours: str
@@ -66,6 +67,7 @@ class Match(NamedTuple):
         ours, theirs, how: see `Row`.
         expert: its number in the stack; None if ours is no stack.
         stacked: how many matrices our tensor stacks; 0 for none.
+        of: the model whose sizes it has: the whole one, or its vision encoder.
     """
 
     ours: str
@@ -73,6 +75,7 @@ class Match(NamedTuple):
     how: str
     expert: int | None
     stacked: int
+    of: TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,7 @@ class Family:
         parts: the meaning of the keys, each part both ways; if two parts write a key, the later one counts.
         tensors: rows, the embedding first.
         aliases: other names of a key, which transformers accepts.
+        flat: `config.json` with the keys of a language model inside of it at the top, as older files have them.
         prefix: prefix of their names, which files may leave out.
         left_out: what the names of tensors begin with that the family's class does not read either.
         tied: names under which files may store a tensor of the rows once more -> its name in the rows; {} is
@@ -109,6 +113,7 @@ class Family:
     parts: tuple[Part, ...]
     tensors: tuple[Row, ...]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    flat: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     prefix: str = ""
     left_out: tuple[str, ...] = ()
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -124,10 +129,10 @@ class Family:
 
     def is_like(self, config: TransformerConfig) -> bool:
         """Whether both the model and the family are hybrids of one kind, or neither, and then mixtures of experts, or
-        neither.
+        neither; and whether both see, or neither.
         """
         hybrid = config.hybrid_override_pattern is not None
-        if self.has("cross_attention") != config.has("cross_attention"):
+        if self.has("cross_attention") != config.has("cross_attention") or self.has("vision") != config.sees:
             return False
         if self.has("mamba") != hybrid or self.has("gated_delta_net") != config.has("gated_delta_net"):
             return False
@@ -139,7 +144,7 @@ class Family:
         Raises:
             ConfigError: a key or a value that is not supported; nothing is ignored silently.
         """
-        keys = Keys(hf, self.name, self.defaults, self.aliases)
+        keys = Keys(self.flat(hf), self.name, self.defaults, self.aliases)
         fields = dict(self.fields)
         for part in (_TIED, *self.parts):
             fields |= part.read(keys)
@@ -156,7 +161,7 @@ class Family:
                 other way round.
         """
         if not self.is_like(config):
-            names = ("num_experts", "hybrid_override_pattern", "linear_attention_freq", "encoder_num_layers")
+            names = "num_experts hybrid_override_pattern linear_attention_freq encoder_num_layers vision_num_layers".split()
             raise ConfigError(", ".join(f"{name}: {getattr(config, name)!r} here" for name in names))
         keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
         for part in (_TIED, *self.parts):
@@ -168,14 +173,16 @@ class Family:
 
         Beside an encoder theirs count a decoder's layers from 0.
         """
-        layers, encoder = config.num_layers, config.encoder_num_layers or 0
+        layers, encoder, seeing = config.num_layers, config.encoder_num_layers or 0, config.vision_num_layers or 0
         table = [row for row in self.tensors if row.when(config)]
-        of_layers = [row for row in table if "{}" in row.ours]
+        of_layers = [row for row in table if "{}" in row.ours and row.on != "vision"]
+        of_vision = [row for row in table if "{}" in row.ours and row.on == "vision"]
         words = [row for row in table if row.ours.startswith("embedding.")]
-        rest = [row for row in table if row not in of_layers and row not in words]
-        for n, rows in ((-1, words), *((n, of_layers) for n in range(layers)), (layers, rest)):
+        rest = [row for row in table if row not in (*of_layers, *of_vision, *words)]
+        by_layer = (*((n, of_vision) for n in range(seeing)), *((n, of_layers) for n in range(layers)))
+        for n, rows in ((-1, words), *by_layer, (layers, rest)):
             for row in rows:
-                if row.on != "all" and row.on not in config.parts_of(n):
+                if row.on not in ("all", "vision") and row.on not in config.parts_of(n):
                     continue
                 in_encoder = row.ours.startswith("encoder.")
                 if "{}" in row.ours and in_encoder != (n < encoder):
@@ -184,7 +191,8 @@ class Family:
                 stacked = (config.num_experts or 0) if "{e}" in theirs[0] else 0
                 for e in range(stacked) if stacked else (None,):
                     names = tuple(name.replace("{e}", str(e)) for name in theirs)
-                    yield Match(row.ours.format(n), names, row.how, e, stacked)
+                    of = config.vision if row.on == "vision" else config
+                    yield Match(row.ours.format(n), names, row.how, e, stacked, of)
 
 
 FAMILIES: dict[str, Family] = {}

@@ -103,7 +103,7 @@ _SHARED = Part(
     },
 )
 _PARTS = (like.SIZES, like.GATE, like.DROPOUT, like.rope("linear", "llama3", "yarn"))
-_FROM_A_LAYER_ON = _windows(lambda i, first: i >= first)
+WINDOWS = _windows(lambda i, first: i >= first)
 EXPERTS = Part(_read_experts, _write_experts)
 EXPERT_ROWS = like.experts(*like.GATED_MLP)
 SHARED_ROWS = (
@@ -138,7 +138,7 @@ register(
             ),
         },
         defaults={**_DEFAULTS, **_LAYERS},
-        parts=(*_PARTS, _FROM_A_LAYER_ON),
+        parts=(*_PARTS, WINDOWS),
         tensors=like.DENSE,
         tokenizer="Qwen2Tokenizer",
     )
@@ -161,7 +161,7 @@ register(
             ),
         },
         defaults={**_DEFAULTS, **_LAYERS, "head_dim": 128, "attention_bias": False},
-        parts=(*_PARTS, like.biases("attention_bias"), _FROM_A_LAYER_ON),
+        parts=(*_PARTS, like.biases("attention_bias"), WINDOWS),
         tensors=like.DENSE,
     )
 )  # fmt: skip

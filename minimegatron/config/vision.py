@@ -1,0 +1,138 @@
+"""Fields of a model that sees: a vision transformer whose output stands in place of some words.
+
+    pictures -> patches -> vision transformer -> projector -> rows of width h, one for each picture token of the text
+
+The encoder is a transformer with sizes of its own, so it is a `TransformerConfig` of its own: `config.vision` makes it
+of these fields, and layers, kernels and rules are those of every model (`models/vision`).
+
+| field                         | Qwen2.5-VL's name in `vision_config`                                |
+|-------------------------------|---------------------------------------------------------------------|
+| `vision_num_layers`           | `depth`                                                             |
+| `vision_hidden_size`          | `hidden_size`                                                       |
+| `vision_num_attention_heads`  | `num_heads`                                                         |
+| `vision_ffn_hidden_size`      | `intermediate_size`                                                 |
+| `vision_patch_size`           | `patch_size`, pixels along a side of a patch                        |
+| `vision_temporal_patch_size`  | `temporal_patch_size`, frames of a patch; a picture is repeated     |
+| `vision_spatial_merge_size`   | `spatial_merge_size`, patches along a side of a picture token       |
+| `vision_window_size`          | `window_size`, pixels along a side of an attention window           |
+| `vision_fullatt_block_indexes`| `fullatt_block_indexes`, layers that see a whole picture            |
+
+`TransformerConfig` (config/model.py) inherits them. Megatron-LM: `patch_dim` and `img_h` in
+`megatron/training/arguments.py`, `examples/multimodal/config.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+from minimegatron.config.fields import MODEL, Config, divides, free, opt
+from minimegatron.errors import require
+
+CHANNELS = 3  # red, green, blue
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionFields(Config):
+    """A vision transformer and its projector (`models/vision`)."""
+
+    vision_num_layers: int | None = opt(MODEL, None, "layers of the vision encoder; default none: no pictures", least=1)
+    vision_hidden_size: int = opt(MODEL, 64, "its width", least=4)
+    vision_num_attention_heads: int = opt(MODEL, 4, "its heads; tp divides them", least=1)
+    vision_ffn_hidden_size: int = opt(MODEL, 128, "inner width of its MLP; tp divides it", least=1)
+    vision_patch_size: int = opt(MODEL, 14, "pixels along a side of a patch", least=1)
+    vision_temporal_patch_size: int = opt(MODEL, 2, "frames of a patch; a picture is repeated", least=1)
+    vision_spatial_merge_size: int = opt(MODEL, 2, "patches along a side of what becomes one token", least=1)
+    vision_window_size: int = opt(MODEL, 112, "pixels along a side of a window of its attention", least=1)
+    vision_fullatt_block_indexes: tuple[int, ...] = opt(
+        MODEL, (), "its layers, from 0, that see a whole picture; the others see a window"
+    )
+    vision_patches_per_sample: int = opt(
+        free("a plan alone reads it"),
+        256,
+        "patches of the pictures of a sample, of which a plan takes account",
+        least=0,
+    )
+    image_token_id: int | None = opt(MODEL, None, "id of the token in whose place a part of a picture stands", least=0)
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model has a vision encoder."""
+        return self.vision_num_layers is not None
+
+    @property
+    def vision(self) -> Self:
+        """The vision transformer as a model of its own, whose words and positions nobody reads."""
+        assert self.sees, "asked of a model that sees"
+        return _encoder(self)  # type: ignore[no-any-return]
+
+    @property
+    def patch_channels(self) -> int:
+        """Numbers of a patch."""
+        return CHANNELS * self.vision_temporal_patch_size * self.vision_patch_size**2
+
+    def _check_vision(self, refused: dict[str, object]) -> None:
+        """Check the encoder.
+
+        Args:
+            refused: fields with other values than a model that sees may have.
+        """
+        if not self.sees:
+            require(self.image_token_id is None, "image_token_id without a vision encoder", "give vision_num_layers")
+            return
+        backend: str = self.attention_backend  # type: ignore[attr-defined]
+        refused |= {"attention_backend": backend} if backend == "te" else {}
+        named = ", ".join(f"{name}={value!r}" for name, value in refused.items())
+        require(
+            not refused,
+            f"vision_num_layers={self.vision_num_layers} with {named}: the vision encoder has no such part",
+            f"drop {', '.join(refused)}",
+        )
+        vocabulary: int = self.vocab_size  # type: ignore[attr-defined]
+        require(
+            self.image_token_id is not None and self.image_token_id < vocabulary,
+            f"image_token_id={self.image_token_id} in a vocabulary of {vocabulary}: which token becomes a picture?",
+            "an id of the vocabulary that no text has",
+        )
+        heads, h = self.vision_num_attention_heads, self.vision_hidden_size
+        divides(heads, h, "vision_num_attention_heads", "vision_hidden_size")
+        require(
+            h // heads % 4 == 0,
+            f"heads of the vision encoder have {h // heads} channels; half of the pairs turn with the row of a patch, "
+            "half with its column",
+            "vision_hidden_size / vision_num_attention_heads a multiple of 4",
+        )
+        side = self.vision_patch_size * self.vision_spatial_merge_size
+        require(
+            self.vision_window_size >= side,
+            f"vision_window_size={self.vision_window_size} is less than one token, {side} pixels",
+            f"vision_window_size={side} or more",
+        )
+        outside = [n for n in self.vision_fullatt_block_indexes if not 0 <= n < self.vision_num_layers]  # type: ignore[operator]
+        require(
+            not outside,
+            f"vision_fullatt_block_indexes has {outside}, the vision encoder has {self.vision_num_layers} layers",
+            "numbers of its layers, from 0",
+        )
+
+
+SHARED = (
+    "make_vocab_size_divisible_by attention_backend kernels init_method_std scale_output_init recompute_granularity "
+    "recompute_method recompute_num_layers recompute_modules params_dtype"
+)  # with the language model
+
+
+@functools.lru_cache(maxsize=64)
+def _encoder(config: Any) -> Any:
+    return type(config)(
+        **{name: getattr(config, name) for name in SHARED.split()},
+        num_layers=config.vision_num_layers,
+        hidden_size=config.vision_hidden_size,
+        num_attention_heads=config.vision_num_attention_heads,
+        ffn_hidden_size=config.vision_ffn_hidden_size,
+        normalization="RMSNorm",
+        layernorm_epsilon=1e-6,
+        activation="swiglu",
+        position_embedding_type="rope",
+    )
