@@ -161,7 +161,8 @@ class Family:
                 other way round.
         """
         if not self.is_like(config):
-            names = "num_experts hybrid_override_pattern linear_attention_freq encoder_num_layers vision_num_layers".split()
+            names = "num_experts hybrid_override_pattern linear_attention_freq encoder_num_layers".split()
+            names.append("vision_num_layers")
             raise ConfigError(", ".join(f"{name}: {getattr(config, name)!r} here" for name in names))
         keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
         for part in (_TIED, *self.parts):
