@@ -1126,9 +1126,9 @@ guess("machines", None, "8 different experts of 256, by chance, 32 in each of 8 
 #
 # | | machine 0 | machine 1 | machine 2 |
 # |---|---|---|---|
-# | scores | 0.9 0.4 0.2 0.2 | 0.6 0.5 0.5 0.5 | 0.9 0.1 0.1 0.1 |
-# | worth | 1.5 | 1.6 | 1.1 |
-# | chosen | 0.9 0.4 | 0.6 0.5 0.5 0.5 | |
+# | scores | 0.9 0.4 0.2 0.1 | 0.7 0.6 0.5 0.3 | 0.8 0.3 0.1 0.0 |
+# | worth | 1.5 | 1.8 | 1.2 |
+# | chosen | 0.9 0.4 | 0.7 0.6 0.5 0.3 | |
 #
 # By what rule do the first two win, and how many experts does each of them give in the end?
 #
