@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A small model learns sums of two digits from rewards alone: from one right answer in thirteen to 95 in 100 and more, in
-# three minutes and a quarter of one core.
+# A small model learns to add two numbers of one digit from rewards alone: from one right answer in thirteen to 95 in 100
+# and more, in three minutes and a quarter of one core.
 #
 #   examples/grpo_sums.sh            seed 1
 #   examples/grpo_sums.sh 7          another seed, of weights, lines and draws

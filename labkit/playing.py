@@ -268,6 +268,9 @@ def _left(reply: Reply) -> str:
     return f", and never waited for its {', '.join(names)}" if names else ""
 
 
+_ALONE = {"line": "stuck at ", "in": "stuck ", "outside": "stuck "}  # of one process: before the first word of a place
+
+
 def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
     """Where each rank is: the line of the learner's code, what it calls outside of it, or that it has returned, and
     what it has not waited for."""
@@ -280,4 +283,7 @@ def _waiting(replies: list[Reply], exercise: str, source: str) -> str:
         where = _line(source, next(here, None)) or (outside if reply.stack else "does not answer")
         where = where if reply.ended else f"has returned{_left(reply)}"
         places.setdefault(where, []).append(rank)
-    return "".join(f"; {_who(ranks, len(replies)) or 'stuck at '}{place}" for place, ranks in places.items())
+    return "".join(
+        f"; {_who(ranks, len(replies)) or _ALONE.get(place.split()[0], 'it ')}{place}"
+        for place, ranks in places.items()
+    )

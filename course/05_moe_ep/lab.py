@@ -128,7 +128,7 @@ routing_grid({"a fair router": even.tolist(), "one with a favourite": skewed.tol
 # | **all-to-all** | each of the k·T rows to the rank of its expert, with its weight (4 bytes) | each row |
 # | **all-gather** | each token to all ranks, with E weights (4 bytes), E flags (1 byte) | reduce-scatter of [P·T, h] |
 #
-# A tiny example, P = 2 ranks, T = 4 tokens, k = 2, E = 4, h = 3 numbers of 4 bytes: a row has 12 bytes.
+# An example, P = 2 ranks, T = 4 tokens, k = 2, E = 4, h = 3 numbers of 4 bytes: a row has 12 bytes.
 #
 # * *All-to-all.* A rank has k·T = 8 rows. The load is even, so 4 of them stay on this rank and 4 leave. There: 4 rows
 #   of 12 + 4 bytes. Back: 4 rows of 12. Together 112 bytes.
@@ -182,7 +182,7 @@ for name, ep in (("mixtral-8x7b", 2), ("mixtral-8x7b", 8), ("deepseek-v3", 8), (
 # of that rank's tokens. The rest is *dropped*: the expert adds nothing for those tokens, and the residual connection
 # carries them past.
 #
-# How many are dropped with a *perfectly fair* router, which chooses by chance? A tiny example: 2 tokens, 2 experts,
+# How many are dropped with a *perfectly fair* router, which chooses by chance? An example: 2 tokens, 2 experts,
 # k = 1, factor 1, so C = 1. The two tokens choose (0, 0), (0, 1), (1, 0) or (1, 1), all equally likely. In two of
 # the four cases one of the two rows is dropped. So the expected share is 1/4.
 #
@@ -192,12 +192,13 @@ for name, ep in (("mixtral-8x7b", 2), ("mixtral-8x7b", 8), ("deepseek-v3", 8), (
 guess("drops", None, "What percentage of the rows does a perfectly fair router drop?")
 
 # %% [markdown]
-# Now exactly. Let n be the number of tokens that choose a given expert. A token chooses it with probability k/E, and
-# at most once, because its k experts are different; the T tokens choose independently. So n is binomial: T trials with
-# probability k/E. (The choices of one token for *different* experts do depend on each other. But the expectation of a
-# sum is the sum of the expectations, whether the terms depend on each other or not.)
+# Now exactly. Look at one expert alone, and let n be the number of tokens that choose it. The T tokens choose
+# independently, and the k experts of a token are different. With which probability does a token choose this expert, and
+# so how is n distributed? (The choices of one token for *different* experts do depend on each other. But the expectation
+# of a sum is the sum of the expectations, whether the terms depend on each other or not.)
 #
-# **Exercise.** The capacity, and the expected share of the k·T rows that is dropped, between 0 and 1.
+# **Exercise.** The capacity, and the expected share of the k·T rows that is dropped, between 0 and 1, for batches as
+# small as the example's and as large as those of a run: 2048 tokens a rank, 8 of 256 experts.
 
 # %%
 # %%exercise expected_drops
@@ -241,7 +242,7 @@ for tokens in (64, 512):
 # ### The router
 #
 # The router is one matrix, [E, h]. Its product with a token gives a logit for each expert. The k largest are chosen,
-# and a softmax *over those k* gives their weights. A tiny example, k = 2: logits [2, 0, 1] choose experts 0 and 2,
+# and a softmax *over those k* gives their weights. An example, k = 2: logits [2, 0, 1] choose experts 0 and 2,
 # with weights softmax(2, 1) = 0.73 and 0.27. In a formula:
 #
 # $$y = \sum_{e\,\in\,\text{top-}k} p_e\, \text{expert}_e(x) \qquad
@@ -301,7 +302,7 @@ print(f"8 of 64 experts, logits rounded to bf16: more than one token in a hundre
 #
 # $$L = \text{coeff}\cdot\frac{E}{k\,T^2}\sum_e n_e \sum_t p_{te}$$
 #
-# A tiny example: two tokens, two experts, k = 1, and each token gives its favourite p = 0.8.
+# An example: two tokens, two experts, k = 1, and each token gives its favourite p = 0.8.
 #
 # | | n | Σ p | L |
 # |---|---|---|---|
@@ -354,7 +355,7 @@ check("balance")
 # balancing loss within each sequence, α = 0.0001.) The bias is state: a checkpoint must hold it. And it is fp32 even in
 # a bf16 model: in bf16, 0.5 + 0.001 is 0.5.
 #
-# A tiny example, k = 1: scores [0.5, 0.4] and biases [-0.2, 0]. The sums are [0.3, 0.4], so expert 1 is chosen. Its
+# An example, k = 1: scores [0.5, 0.4] and biases [-0.2, 0]. The sums are [0.3, 0.4], so expert 1 is chosen. Its
 # weight is its own score over the sum of the chosen scores, 0.4 / 0.4 = 1. Without biases expert 0 would be chosen.
 #
 # **Exercise.** Scores are positive here (sigmoid or softmax, made by the caller). The weights of a token are the
@@ -390,7 +391,7 @@ check("expert_bias")
 # ### Rows
 #
 # Experts want matrices. So every pair (expert, token) becomes a **row**, and the rows are sorted by expert, then by
-# token: what goes to one expert lies in one piece. That is the *permutation*. A tiny example with three tokens a, b, c
+# token: what goes to one expert lies in one piece. That is the *permutation*. An example with three tokens a, b, c
 # and two experts:
 #
 # | token | goes to | | row | is | source |
@@ -522,7 +523,7 @@ check("dispatch")
 # ### Capacity
 #
 # What you have built so far is *dropless*: every row travels. With a capacity an expert keeps, of each rank's tokens,
-# the C that weigh most. A tiny example with C = 2: three tokens give one expert the weights 0.6, 0.9 and 0.7. The 0.6
+# the C that weigh most. An example with C = 2: three tokens give one expert the weights 0.6, 0.9 and 0.7. The 0.6
 # is dropped, although it came first.
 #
 # **Exercise.** Keep at most `capacity` tokens of each expert, the heaviest of those that chose it. Where tokens weigh
@@ -581,7 +582,7 @@ rank_grid({"ep": 2, "edp": 2}, {"dp": [[0, 1, 2, 3]], "ep": [[0, 1], [2, 3]], "e
 # The loss of a step is the sum over all tokens of the batch, divided by their number N. Which ranks miss a part of a
 # gradient, and by what each sum is divided, is the exercise.
 #
-# A tiny example: the four ranks have 1, 2, 3 and 4 tokens that count, so N = 10. Their gradients of one weight of
+# An example: the four ranks have 1, 2, 3 and 4 tokens that count, so N = 10. Their gradients of one weight of
 # expert 0 are 1 on rank 0 and 3 on rank 2; ranks 1 and 3 do not hold it. The right gradient is (1 + 3) / 10 = 0.4.
 #
 # **Exercise.** `dense` and `expert` are gradients of the *sum* of this rank's losses; `tokens` is how many tokens
@@ -1116,7 +1117,7 @@ copies({1: (1, 2, 3), 2: (2,)})
 guess("machines", None, "8 different experts of 256, by chance, 32 in each of 8 machines: in how many machines are they?")
 
 # %% [markdown]
-# A tiny example: 4 experts in 2 machines, k = 2. Experts 0 and 1 are in machine 0. Of the 6 pairs, all equally likely,
+# An example: 4 experts in 2 machines, k = 2. Experts 0 and 1 are in machine 0. Of the 6 pairs, all equally likely,
 # 2 lie in one machine and 4 in both. The mean is (2 · 1 + 4 · 2) / 6 = 5/3.
 #
 # DeepSeek-V3 also sets a limit, **node-limited routing**: a token's experts lie in at most `most` = 4 machines. So a
@@ -1125,9 +1126,9 @@ guess("machines", None, "8 different experts of 256, by chance, 32 in each of 8 
 #
 # | | machine 0 | machine 1 | machine 2 |
 # |---|---|---|---|
-# | scores | 0.9 0.4 0.2 0.2 | 0.6 0.5 0.5 0.5 | 0.9 0.1 0.1 0.1 |
-# | worth | 1.5 | 1.6 | 1.1 |
-# | chosen | 0.9 0.4 | 0.6 0.5 0.5 0.5 | |
+# | scores | 0.9 0.4 0.2 0.1 | 0.7 0.6 0.5 0.3 | 0.8 0.3 0.1 0.0 |
+# | worth | 1.5 | 1.8 | 1.2 |
+# | chosen | 0.9 0.4 | 0.7 0.6 0.5 0.3 | |
 #
 # By what rule do the first two win, and how many experts does each of them give in the end?
 #

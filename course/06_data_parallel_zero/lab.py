@@ -419,12 +419,10 @@ check("reduce_early")
 # ### AdamW for a part of the weights
 #
 # The weights of a bucket lie in a flat buffer too, the parameters are views of it. Rank r has the sum of the gradients
-# of the r-th part, and updates this part. With the gradient g of an element, in step t = 1, 2, ...:
-#
-# $$w \leftarrow (1 - \text{lr} \cdot \text{decay})\,w \qquad m \leftarrow \beta_1 m + (1-\beta_1)\,g \qquad
-# v \leftarrow \beta_2 v + (1-\beta_2)\,g^2$$
-#
-# $$w \leftarrow w - \text{lr} \cdot \frac{m / (1-\beta_1^t)}{\sqrt{v / (1-\beta_2^t)} + \epsilon}$$
+# of the r-th part, and updates this part as `torch.optim.AdamW` would: by two averages, of the gradient and of its
+# square, each corrected for having begun at 0, and with a decay that goes into neither. Write the step of one element
+# down before you go on: what is kept from step to step, and where does ε stand? (`help(torch.optim.AdamW)` has the
+# formula.)
 #
 # Then each rank has new weights in its own part and old ones elsewhere, and an all-gather brings the parts together.
 #
@@ -433,8 +431,9 @@ check("reduce_early")
 # differs from rank to rank and may be empty.
 #
 # An example: weights [1, 2, 3, 4] on 2 ranks, lr 0.1, weight decay 0.5, β = 0.9, 0.95. Rank 0 owns [1, 2], its gradient
-# is [1, -1], and only the first weight decays. After one step m / (1 - β₁) = g and v / (1 - β₂) = g², so each weight
-# moves by 0.1 against the sign of its gradient: [0.95 - 0.1, 2 + 0.1] = [0.85, 2.1].
+# is [1, -1], and only the first weight decays. After one step the corrected averages are g and g², so each weight moves
+# by 0.1 against the sign of its gradient: [0.95 - 0.1, 2 + 0.1] = [0.85, 2.1]. If the next gradient is [1, -1] as well,
+# they move by 0.1 once more.
 #
 # **Exercise.** `weights` is the flat buffer; change it in place: the parameters are views of this memory. `step` gets
 # this rank's part of the summed gradient, and leaves it as it is. State of other ranks' parts must not exist here: the

@@ -519,14 +519,14 @@ guess("async", None, "S is 25 times smaller. How many times less is lost, each a
 
 # %% [markdown]
 # **Exercise.** `AsyncSaver(write)` gets a function `write(step, state)`, which returns when the state is safe on the
-# disk, or raises. Each step changes the weights *in place*, in the tensors of `state`, which has the same names and
-# shapes at every save.
+# disk, or raises. `state` is what `state_dict()` of a model gives: names, and tensors that are the model's own memory.
+# Each step changes the weights *in place*; names, shapes and places in memory are the same at every save.
 #
 # 1. `save(step, state)` returns while `write` still runs in a thread. What `write` gets is the state at the moment of
 #    the call.
-# 2. There is one copy of the state, whatever happens: each of the 8 GPUs of a node has one in the host's memory. So one
-#    save is under way at a time, and the next one waits until it has ended. (A disk that is too slow must slow the run
-#    down. It must not fill the memory, and no save is left out.)
+# 2. There is one copy of the state, whatever happens, and it has as many bytes as the model's memory has: each of the 8
+#    GPUs of a node has one in the host's. So one save is under way at a time, and the next one waits until it has
+#    ended. (A disk that is too slow must slow the run down. It must not fill the memory, and no save is left out.)
 # 3. If a `write` raises an error, the run learns it: the next call of `check()`, `save` or `close` raises it, once. (A
 #    thread that dies says nothing.) The run calls `check()` at every step: it does not wait. A `save` that raises does
 #    not save, and the save after it works again.
@@ -544,7 +544,7 @@ class AsyncSaver:
 
     def __init__(self, write) -> None:
         ### BEGIN SOLUTION
-        self.write, self.staged = write, {}
+        self.write, self.staged, self.places = write, {}, {}
         self.thread, self.error = None, None
         ### END SOLUTION
 
@@ -554,7 +554,10 @@ class AsyncSaver:
         self.close()
         for name, tensor in state.items():
             if name not in self.staged:
-                self.staged[name] = torch.empty_like(tensor)
+                place = tensor.data_ptr()  # a tied output layer is the embedding's memory, under a second name
+                if place not in self.places:
+                    self.places[place] = torch.empty_like(tensor)
+                self.staged[name] = self.places[place]
             self.staged[name].copy_(tensor)
         self.thread = threading.Thread(target=self._run, args=(step,))
         self.thread.start()

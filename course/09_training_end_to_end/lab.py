@@ -53,9 +53,9 @@ guess("off", None, "A law through four small models predicts the loss of a large
 # %% [markdown]
 # ## 1 · The problem
 #
-# A run of this size happens once. The longest phase of that one took 54 days, and was interrupted 466 times. Nobody
-# can try the plan first and see. What can be tried are small runs, and what can be computed is arithmetic. This is
-# how the days depend on what the machines do with their time:
+# A run of this size happens once. In 54 days of that one its authors counted 466 interruptions. Nobody can try the
+# plan first and see. What can be tried are small runs, and what can be computed is arithmetic. This is how the days
+# depend on what the machines do with their time:
 
 # %%
 from course.figures.posttraining import curves
@@ -183,8 +183,9 @@ def epochs(tokens: int, s: int, samples: int) -> dict[str, int | bool]:
 check("epochs")
 
 # %% [markdown]
-# The same question to the package, which lays out Megatron's order for 200 runs. And what the rule is good for: the
-# run of the example, and how often it reads each document, with the rule and without.
+# The same question to the package, which lays out Megatron's order for 200 runs. And what the rule is good for: 12
+# documents of 25 tokens make 74 samples with s = 4, and a run wants 78. How often does it read each document, with the
+# rule and without?
 
 # %%
 # %%needs epochs
@@ -499,8 +500,8 @@ curves({style: {f"planned for {plan['end']}": [rate(n, plan) for n in range(201)
 # > L(N) = E + A / N^α
 #
 # E is what no model of any size gets below with this data: the entropy of the text, and what so few tokens do not
-# tell. Who leaves E out and draws a straight line through the logarithms of the losses predicts too much for larger
-# models.
+# tell. Who leaves E out and draws a straight line through the logarithms of the losses promises larger models a loss
+# that they do not reach.
 #
 # An example: the losses 4, 3, 2.5 and 2.25 of models with 16, 64, 256 and 1024 parameters. Their differences are
 # halved each time. So they fall towards 2, and what is above 2 is 8 / √N.
@@ -1180,7 +1181,7 @@ progress()
 # | NaN and spikes | `training/trainer.py` (`--bad-step`), `training/reports.py` | `megatron/core/rerun_state_machine.py` |
 # | ranks beside one process | `--check-first-step`, `--check-replicas-interval` | `--check-weight-hash-across-dp-replicas-interval` |
 #
-# Llama Team 2024 (arXiv 2407.21783), for the run of 54 days, its interruptions and its MFU; Sennrich et al. 2016, BPE
+# Llama Team 2024 (arXiv 2407.21783), for the 405B run, its interruptions in 54 days and its MFU; Sennrich et al. 2016, BPE
 # (1508.07909); Hu et al. 2024, MiniCPM, for WSD (2404.06395); Kaplan et al. 2020 (2001.08361), Hoffmann et al. 2022
 # (2203.15556) and Besiroglu et al. 2024 (2404.10102), laws of scale; Chowdhery et al. 2022, PaLM (2204.02311); Zhang
 # et al. 2022, OPT (2205.01068), and its logbook; OLMo Team 2024, 2 OLMo 2 Furious (2501.00656); nanotron's issue 233

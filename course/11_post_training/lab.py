@@ -771,10 +771,10 @@ for name, (mean, slope) in kl_estimates(policy, reference).items():
 #
 # ### First by examples
 #
-# A small model learns sums of two digits: `7+5=`, and the answer `12`. minimegatron has them as an *environment*: prompts,
-# and a program that compares the answer with the sum. First by examples, and bad ones: for each sum there is one line with
-# the right answer and one with a wrong one. The model learns what an answer looks like, and cannot know whom to believe.
-# Everything here is what `minimegatron sft`, `dpo` and `grpo` do.
+# A small model learns to add two numbers of one digit: `7+5=`, and the answer `12`. minimegatron has this as an
+# *environment*: prompts, and a program that compares the answer with the sum. First by examples, and bad ones: for each
+# sum there is one line with the right answer and one with a wrong one. The model learns what an answer looks like, and
+# cannot know whom to believe. Everything here is what `minimegatron sft`, `dpo` and `grpo` do.
 
 # %% jupyter={"source_hidden": true}
 import json

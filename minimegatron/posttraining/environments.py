@@ -79,7 +79,7 @@ def judge(environment: Environment, played: Sequence[tuple[Problem, Sequence[str
 
 
 class Sums:
-    """Sums of two digits: `3+9=`, and the answer `12`.
+    """Sums of two numbers of one digit: `3+9=`, and the answer `12`.
 
     Every fifth problem is held out.
     """

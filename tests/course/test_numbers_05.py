@@ -54,7 +54,7 @@ def going(*experts):
 WAY = journey([going((1, 2), (1, 3), (1, 3)), going((0, 1), (0, 2), (0, 1))])
 
 
-NEAR = [[0.9, 0.4, 0.2, 0.2], [0.6, 0.5, 0.5, 0.5], [0.9, 0.1, 0.1, 0.1]]
+NEAR = [[0.9, 0.4, 0.2, 0.1], [0.7, 0.6, 0.5, 0.3], [0.8, 0.3, 0.1, 0.0]]
 CHOSEN = right("machines", experts=12, k=6, machines=3, scores=torch.tensor([sum(NEAR, [])]), most=2)["near's map"]
 CHOSEN = CHOSEN[0].nonzero().flatten().tolist()
 PAIRS = right("machines", experts=4, k=2, machines=2, scores=torch.zeros(1, 4), most=1)["machines_of_a_token's result"]
@@ -158,7 +158,7 @@ STATED = [
     ("The mean is (2 · 1 + 4 · 2) / 6 = {}.", f"{PAIRS * 3:.0f}/3"),
     ("| scores | {} |", " | ".join(" ".join(map(str, one)) for one in NEAR)),
     ("| worth | {} |", " | ".join(f"{sum(one[:3]):.1f}" for one in NEAR)),
-    ("| chosen | {}|", "0.9 0.4 | 0.6 0.5 0.5 0.5 | " if CHOSEN == [0, 1, 4, 5, 6, 7] else "other"),
+    ("| chosen | {}|", "0.9 0.4 | 0.7 0.6 0.5 0.3 | " if CHOSEN == [0, 1, 4, 5, 6, 7] else "other"),
     ("in bf16, 0.5 + 0.001 is {}.", f"{(torch.tensor(0.5).bfloat16() + 0.001).item()}"),
     ("Below 989 / 3.35 ≈ {} rows", f"{989 / 3.35:.0f}"),
     ("one token for each of 256 requests sends {} rows", f"{256 * V3.moe_router_topk // V3.num_experts}"),

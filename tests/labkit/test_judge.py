@@ -264,6 +264,14 @@ def test_of_a_rank_that_waits_outside_of_the_cell_the_call_is_said() -> None:
         "rank 3: does not answer",
         "rank 4: in all_gather, in the backward pass",
     ]
+    elsewhere = Reply(ended="late", stack=(Frame("t/threading.py", 3, "wait"),))
+    said = [_waiting([one], "f", "def f():\n    wait()") for one in (inside, outside, elsewhere, Reply(ended="stuck"))]
+    assert said == [
+        "; stuck at line 2: wait()",
+        "; stuck in all_reduce, outside of this cell",
+        "; stuck outside of this cell",
+        "; it does not answer",
+    ]
 
 
 def test_of_gloos_errors_what_is_the_same_in_each_run_is_said() -> None:

@@ -44,13 +44,37 @@ RIGHT = [Edit("math.log(1 - p)", "math.log1p(-p)", ("over / mean", "experts * ov
 EQUIVALENT = [Same("line 9: 0 for 1", "an expert whose tokens just fit drops none of them")]
 
 
-# %% right: what is kept, by math.comb
+# %% right: what is kept, by exact fractions
+import math
+from fractions import Fraction
+
+def expected_drops(tokens, experts, k, factor):
+    C = -int(-tokens * k * factor // experts)
+    ways = [math.comb(tokens, n) * k**n * (experts - k) ** (tokens - n) for n in range(tokens + 1)]
+    kept = sum(min(n, C) * way for n, way in enumerate(ways))
+    return {'capacity': C, 'dropped': float(1 - Fraction(kept * experts, tokens * k * experts**tokens))}
+
+
+# %% right: each chance from the one before
 import math
 
 def expected_drops(tokens, experts, k, factor):
-    p, C = k / experts, -int(-tokens * k * factor // experts)
-    kept = sum(min(n, C) * math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(tokens + 1))
-    return {'capacity': C, 'dropped': 1 - kept / (tokens * p)}
+    p, C, over = k / experts, math.ceil(tokens * k / experts * factor), 0.0
+    chance = (1 - p) ** tokens
+    for n in range(tokens + 1):
+        over += max(0, n - C) * chance
+        chance *= (tokens - n) / (n + 1) * p / (1 - p)
+    return {'capacity': C, 'dropped': experts * over / (k * tokens)}
+
+
+# %% wrong: math.comb times floats
+# told: No float holds
+import math
+
+def expected_drops(tokens, experts, k, factor):
+    p, C = k / experts, math.ceil(tokens * k / experts * factor)
+    over = sum((n - C) * math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(C + 1, tokens + 1))
+    return {'capacity': C, 'dropped': experts * over / (k * tokens)}
 
 
 # %% right: torch.distributions

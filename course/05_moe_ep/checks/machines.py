@@ -68,7 +68,12 @@ _THREE = {
     "experts": 9, "k": 2, "machines": 3, "most": 1,
     "scores": torch.tensor([[0.9, 0.1, 0.1, 0.7, 0.6, 0.0, 0.5, 0.5, 0.5]]),
 }  # fmt: skip
-# The example of the text; all scores are below 0, as they are where biases are.
+# The text's table: machine 1 is worth most, and gives four of the six.
+_TABLE = {
+    "experts": 12, "k": 6, "machines": 3, "most": 2,
+    "scores": torch.tensor([[0.9, 0.4, 0.2, 0.1, 0.7, 0.6, 0.5, 0.3, 0.8, 0.3, 0.1, 0.0]]),
+}  # fmt: skip
+# The text's mean; all scores are below 0, as they are where biases are.
 _PAIRS = {
     "experts": 4, "k": 2, "machines": 2, "most": 1, "scores": torch.tensor([[-0.1, -0.9, -0.2, -0.3]]),
 }  # fmt: skip
@@ -87,7 +92,7 @@ MACHINES = Exercise(
     rtol=1e-4,
     cases=[
         Case("the text's 4 experts on 2 machines; one token, at most 1 machine", _PAIRS),
-        Case("9 experts on 3 machines, at most 1 machine", _THREE),
+        Case("9 experts on 3 machines, at most 1 machine; the text's table, at most 2", _THREE, fixed=[_TABLE]),
         Case("other sizes", _some, points=3, hidden=True, draws=3, fixed=[
             partial(_of, 4, 3, 4, 1, -2.0), partial(_of, 5, 2, 3, 2, 0.0), partial(_of, 1, 6, 1, 2, 0.0), _LARGE,
             _NEW_ROUTER, _EQUAL_WORTH]),

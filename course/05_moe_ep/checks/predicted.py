@@ -49,11 +49,12 @@ BYTES = Exercise(
 
 
 def expected_drops(tokens: int, experts: int, k: int, factor: float) -> dict[str, Any]:
-    p, mean = k / experts, tokens * k / experts
-    capacity = math.ceil(mean * factor)
-    chance = {n: math.comb(tokens, n) * p**n * (1 - p) ** (tokens - n) for n in range(capacity + 1, tokens + 1)}
-    over = math.fsum((n - capacity) * chance[n] for n in chance)
-    return {"capacity": capacity, "dropped": over / mean}
+    """In whole numbers: of E^T ways those in which n tokens choose an expert, from n = 0 on."""
+    capacity, over, ways = math.ceil(tokens * k / experts * factor), 0, (experts - k) ** tokens
+    for n in range(tokens + 1):
+        over += max(0, n - capacity) * ways
+        ways = ways * (tokens - n) * k // ((n + 1) * (experts - k))
+    return {"capacity": capacity, "dropped": over * experts / (tokens * k * experts**tokens)}
 
 
 def _drops(draw: Draw) -> dict[str, Any]:
@@ -77,12 +78,18 @@ DROPS = Exercise(
         Case("other layers", _drops, hidden=True, fixed=[
             {"tokens": 40, "experts": 8, "k": 4, "factor": 0.5},
             {"tokens": 40, "experts": 16, "k": 1, "factor": 0.75},
-            {"tokens": 8, "experts": 4, "k": 3, "factor": 1.5}]),  # room for 9 of 8 tokens
+            {"tokens": 8, "experts": 4, "k": 3, "factor": 1.5},  # room for 9 of 8 tokens
+            {"tokens": 2048, "experts": 256, "k": 8, "factor": 1.0}]),
         Case("a capacity that is no whole number", _fraction, hidden=True, fixed=[
             {"tokens": n, "experts": 8, "k": 1, "factor": 1.25} for n in (26, 38)]),  # 4.06 and 5.94
     ],
     idea="An expert drops n - C rows where n is larger than C, and none where it is not: what is the mean over n?",
-    hint="C = ceil(k T / E * factor). n ~ Binomial(T, k/E). dropped = E * sum over n > C of (n - C) P(n), over k T.",
+    errors={
+        "too large to convert to float": "No float holds C(2048, n) for n in the hundreds. P(n) is that large number "
+        "times tiny ones: add their logarithms, or stay with whole numbers to the end.",
+    },
+    hint="C = ceil(k T / E * factor). n ~ Binomial(T, k/E). dropped = E * sum over n > C of (n - C) P(n), over k T. "
+    "For a large T take P(n) from its logarithm: lgamma(n + 1) is that of n!.",
 )  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------- 7 questions

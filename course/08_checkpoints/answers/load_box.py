@@ -8,6 +8,7 @@ _ROW = f"""            start = at + (row - r0) * (c1 - c0) + first - c0
             filled += last - first
 """
 _ZEROS = "Where nothing was stored it returns zeros, or what was in memory. A run that begins with them trains on without an error."
+_WIDE = "A region's rows lie one behind the other in its file: the next row begins as many numbers later as the *region* is wide, not the box, the part that they share, or the matrix."
 
 
 def _at_once(condition, rest=""):
@@ -27,7 +28,9 @@ WRONG = [
         mistake="Of each region one stretch is taken. Its rows are wider than the box, so the stretch runs on into columns that are not wanted.",
     ),
     Edit("start = at + (row", "start = (row", mistake="A region begins in its file where `at` says; before it lie numbers of others."),
-    Edit("(row - r0) * (c1 - c0)", "(row - r0) * (right - left)"),
+    Edit("(row - r0) * (c1 - c0)", "(row - r0) * (right - left)", mistake=_WIDE),
+    Edit("(row - r0) * (c1 - c0)", "(row - r0) * (last - first)", mistake=_WIDE),
+    Edit("(row - r0) * (c1 - c0)", "(row - r0) * max(columns[1] for _, _, (_, columns) in regions)", mistake=_WIDE),
     Edit("+ first - c0\n", "\n", mistake="Each row is read from its first column, where the box may begin further to the right."),
     Edit("torch.empty(", "torch.zeros(", (_REFUSE, ""), mistake=_ZEROS),
     Edit("raise ValueError(", "print(", mistake=_ZEROS),

@@ -11,7 +11,8 @@ should wait is given a quarter of a second in which it could return too early.
 | one save at a time                      | the second `save` while the first `write` is held                   |
 | an error is raised at the next step, once | `check`, `save` and `close` after a `write` that fails            |
 | the last save is awaited                | `close` while `write` is held                                       |
-| one staging copy                        | bytes of tensors that the run's thread has allocated                |
+| one staging copy                        | bytes of tensors that the run's thread has allocated; once more     |
+|                                         | with a tied output layer, which is the embedding's memory           |
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from typing import Any
 from labkit.checks import peak_at_most
 from labkit.exercises import Answer, Case, Draw, Exercise
 
-_COPY = peak_at_most(  # `copy.deepcopy` makes a scalar of its own beside each tensor
+_ROOM = peak_at_most(  # `copy.deepcopy` makes a scalar of its own beside each tensor
     "one copy of the state, and a quarter,", lambda inputs: sum(one.nbytes for one in inputs["state"].values()) * 5 // 4
 )
 
 
-def _drive(exercise: Any, what: str, state: Any, bad: list[int]) -> Any:
+def _drive(exercise: Any, what: str, state: Any, bad: list[int], tied: str) -> Any:
     """Save steps 10, 20, ... as `what` says; what happened, in order: [event, step, ...]."""
     import threading
     import time
@@ -49,8 +50,12 @@ def _drive(exercise: Any, what: str, state: Any, bad: list[int]) -> Any:
         gate.wait(1.0)
         real_run(thread)
 
+    weights = list(state.values())
+    if tied:
+        state = {**state, tied: state["weight"].detach()}  # as `state_dict()` has it: another tensor, the same memory
+
     def train() -> None:
-        for tensor in state.values():
+        for tensor in weights:
             tensor.mul_(2).add_(1)
 
     def call(name: str, *args: Any) -> bool:
@@ -127,6 +132,8 @@ def _at(happened: list[Any], event: str, step: int | None = None) -> int:
 def _states(inputs: dict[str, Any]) -> dict[int, Any]:
     """{step: the state at its save}; each step after a save doubles the weights and adds 1."""
     found, state = {}, inputs["state"]
+    if inputs["tied"]:
+        state = {**state, inputs["tied"]: state["weight"]}
     for step in (10, 20, 30):
         found[step] = {name: tensor.tolist() for name, tensor in state.items()}
         state = {name: tensor * 2 + 1 for name, tensor in state.items()}
@@ -198,11 +205,18 @@ def _errors(answer: Answer) -> str | None:
     return None
 
 
-def _case(what: str, bad: tuple[int, ...] = ()) -> Any:
+def _one_copy(answer: Answer) -> str | None:
+    wrong = _ROOM(answer)
+    if wrong and (tied := answer.inputs["tied"]):
+        return f"{wrong}. `weight` and `{tied}` are one memory under two names, as an embedding and its output layer"
+    return wrong
+
+
+def _case(what: str, bad: tuple[int, ...] = (), tied: str = "") -> Any:
     def inputs(draw: Draw) -> dict[str, Any]:
         rows = draw.integer(2, 5)
         state = {"weight": draw.tensor(rows, 3), "bias": draw.tensor(rows), "exp_avg": draw.tensor(rows, 3)}
-        return {"what": what, "state": state, "bad": list(bad)}
+        return {"what": what, "state": state, "bad": list(bad), "tied": tied}
 
     return inputs
 
@@ -222,11 +236,12 @@ BACKGROUND = Exercise(
         Case("an error of the background is raised by the next check, save or close, and once", _case("step", (10,)),
              points=2, hidden=True, accept=[_errors], draws=1, fixed=[_case("save", (10,)), _case("close", (10,))]),
         Case("there is one staging copy, however many saves", _case("snapshot"), hidden=True,
-             accept=[_written, _COPY], draws=1, fixed=[_case("two")]),
+             accept=[_written, _one_copy], draws=1, fixed=[_case("two"), _case("snapshot", tied="head")]),
     ],
     idea="What may the background read, if the next step changes every weight in place? And who looks at an error that "
     "nobody has caught?",
     hint="save: close() first (it joins the thread, and raises what it left); then copy_ each tensor into a buffer of "
-    "your own, made with empty_like at the first save; then start a Thread that calls write(step, buffers) and keeps "
-    "an exception in self.error. check: take self.error out, and raise it if there is one.",
+    "your own, made with empty_like at the first save, one for all names with the same data_ptr(); then start a Thread "
+    "that calls write(step, buffers) and keeps an exception in self.error. check: take self.error out, and raise it if "
+    "there is one.",
 )  # fmt: skip

@@ -84,14 +84,15 @@ def _drive(
             after.run()
             if tell(f"rank {rank} dies at its change {change}", ranks, mine, then):
                 return
-    for change, gap in [(c, g) for c in range(1, 9) for g in range(60)] if what == "stalls" else []:
+    change, gap = 1, 0  # it goes on so many events after the first change of the new run
+    while what == "stalls" and change < 9:
         ranks = begin(orders[0], [mine], {who[0]: {"stall_at": change}})
         ranks.run()
         fewer = any(one[1] == who[0] and one[3] in ("returned", "died") for one in ranks.events)  # changes than that
         if not fewer and f"step-{step}" in ranks.disk.names():  # they have published without it
-            if gap == 0:
-                tell(f"rank {who[0]} stalls at its change {change}", ranks, mine)
+            tell(f"rank {who[0]} stalls at its change {change}", ranks, mine)
             ranks.close()
+            change, gap = change + 1, 0
             continue
         start = len(ranks.events)
         after = begin(orders[0], [(step, "b", others)], {}, ranks)
@@ -101,7 +102,8 @@ def _drive(
             return len(events) > made + gap
 
         after.run(wakes)
-        if not fewer and wakes():
+        goes_on = wakes()
+        if not fewer and goes_on:
             ranks.wake()
             ranks.run()
             after.run()
@@ -110,6 +112,7 @@ def _drive(
         ranks.close()
         if fewer or hopeless(ranks):
             return
+        change, gap = (change, gap + 1) if goes_on and gap < 59 else (change + 1, 0)  # else the new run is over by then
 
 
 # ------------------------------------------------------------------------------------------------------------ judges
@@ -345,6 +348,7 @@ _TWO = {
 TOGETHER = Exercise(
     "save_shard",
     drive=_drive,
+    seconds=60.0,
     cases=[
         Case("two ranks save step 20, then step 30", _TWO, accept=[_saves], fixed=[]),
         Case("three ranks in any order, one of them half a deadline late; one rank alone", _orders, points=2,
