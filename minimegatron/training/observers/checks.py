@@ -288,14 +288,14 @@ class ReplicaCheck(Observer):
             self.check()
 
     def check(self) -> None:
+        """Compare what each rank has decided by itself, which would explain the rest, then the copies."""
         world = self.mesh.world
-        decided = {
-            f"the {name} of the step": torch.tensor(value, dtype=torch.float64, device=self.mesh.device)
-            for report in (self._report,)
-            if report is not None
-            for name, value in report.decided().items()
-        }
+        if self._report is not None:
+            device = self.mesh.device
+            decided = {
+                n: torch.tensor(v, dtype=torch.float64, device=device) for n, v in self._report.decided().items()
+            }
+            check_copies({f"the {name} of the step": (value, [world]) for name, value in decided.items()}, world)
         with self.model.whole_weights():
             params = logical_parameters(self.model)
-            copies = {n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in params}
-            check_copies({**copies, **{name: (value, [world]) for name, value in decided.items()}}, world)
+            check_copies({n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in params}, world)
