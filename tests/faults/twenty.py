@@ -199,8 +199,8 @@ def bad_document(rank: int) -> Undo:
 
 
 def spike(rank: int) -> Undo:
-    """Sample 70 has a loss that is thirty times too large."""
-    return _on_sample(70, factor=30.0)
+    """Sample 75 has a loss that is thirty times too large."""
+    return _on_sample(75, factor=30.0)
 
 
 # ------------------------------------------------------------------------------------------ ranks, time, order

@@ -392,7 +392,7 @@ REPLAYED: dict[str, tuple[str, list[str]]] = {
                      "take this rank's machine out"]),
     "transient": ("", ["transient", "the step is good"]),
     "weight": (TP, ["weight", "decoder.layers.0.mlp.linear_fc1.weight is not finite on rank 1"]),
-    "spike": ("--spiky-loss-factor 2", ["data", "sample 7 has a loss of", "times the mean of the last 16"]),
+    "spike": ("--spiky-loss-factor 2", ["data", "sample 7 has a loss of", ", on rank 1", "times the mean of the last 16"]),
 }  # fmt: skip
 
 
