@@ -34,14 +34,14 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) PORT=$(PORT) JOBS=$(JOBS); SYSTEM=1 uses the torch that PYTHON has"
 
-lab: $(VENV)/.lab $(STARTUP) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; LANGUAGE=zh: 中文; ALLOW_ROOT=1: as root)
+lab: $(VENV)/.lab $(VENV)/.kernels $(STARTUP) ## environment, then JupyterLab on my-labs/, your copies (PORT=8888; LANGUAGE=zh: 中文; ALLOW_ROOT=1: as root)
 	$(BIN)/minimegatron lab --port $(PORT) $(if $(findstring command,$(origin LANGUAGE)),--language $(LANGUAGE)) $(if $(ALLOW_ROOT),--allow-root)
 
 # Types are checked on one core while the tests begin on the other.
 test: $(VENV)/.test ## everything that must hold: style, types, imports, tests, notebooks
 	@$(MAKE) --no-print-directory --jobs=2 lint pytest
 
-pytest: $(VENV)/.compiled
+pytest: $(VENV)/.compiled $(VENV)/.kernels
 	$(PYTEST) $(PARALLEL) $(NBVAL) tests $(NOTEBOOKS)
 
 lint: $(VENV)/.test ## ruff, mypy, and which package may import which (docs/architecture.md)
@@ -112,6 +112,11 @@ $(VENV)/.test: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
 	$(INSTALL) --editable '.[lab,serve,test]'
 	$(INSTALL) --no-deps megatron-core
 	@touch $@ $(VENV)/.lab
+
+# Kernels for this CPU: otherwise the first rank that needs one compiles it, while the others wait for its message.
+$(VENV)/.kernels: $(wildcard minimegatron/kernels/csrc/*.cpp minimegatron/kernels/csrc/*.h) | $(VENV)/.lab
+	@$(BIN)/python -m minimegatron.kernels.build
+	@touch $@
 
 # Tests and what they import, compiled by one process: three would compile the same at the same time.
 $(VENV)/.compiled: $(VENV)/.test

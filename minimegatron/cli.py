@@ -63,6 +63,7 @@ COMMANDS = {
     "grade": ("labkit.grade", "mark a folder of submissions: CSV, JSON, a report, feedback for each learner"),
     "capstone": ("labkit.begin", "begin a capstone: a folder with what is handed in; without words: which there are"),
     "progress": ("labkit.progress", "your points in each lab"),
+    "quiz": ("labkit.quiz", "questions of an interview, with check-lists of what you can"),
     "doctor": ("minimegatron.commands.doctor", "say what this machine can do, how things run on it, and what to add"),
 }
 

@@ -144,6 +144,12 @@ def _types(app: Sphinx, document: nodes.document) -> None:
             link.attributes.pop("refspecific", None)  # its presence asks for a search of any class of this name
 
 
+def _language(app: Sphinx, page: str, template: str, context: dict[str, Any], document: object) -> None:
+    """Say of a Chinese page that it is one, for hyphens, fonts and screen readers."""
+    if page.startswith("zh/") or page.endswith(".zh"):
+        context["language"] = "zh-CN"
+
+
 def _mathjax(app: Sphinx, error: Exception | None) -> None:
     """Copy MathJax into the site."""
     spec = importlib.util.find_spec("sphinx-mathjax-offline")
@@ -161,5 +167,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(LinkModules)
     app.connect("viewcode-find-source", lambda app, module: _source(module))
     app.connect("doctree-read", _types)
+    app.connect("html-page-context", _language)
     app.connect("build-finished", _mathjax)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

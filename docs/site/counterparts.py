@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from docs.site.questions import title_of
 from docs.site.reference import HEAD, Module, escaped
+from labkit.explain import title_of
 
 _ARXIV = re.compile(r"\b(\d{4}\.\d{4,5})\b")
 _PATH = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.py|megatron/[\w/]+)`")

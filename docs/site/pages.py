@@ -17,6 +17,7 @@ from typing import Any
 
 from docs.site import counterparts, questions, reference
 from docs.site.reference import Module
+from labkit import explain
 from minimegatron.commands import prose
 
 _LINK = re.compile(r"(?<=\]\()([^()\s#]+)((?:#[^()\s]*)?)(?=\))")
@@ -31,7 +32,7 @@ _LANGUAGES = {
 def pages(root: Path) -> dict[str, str | bytes]:
     """Path below the source folder -> content, of every page and picture of the site."""
     modules = reference.modules(root)
-    labs = {source.parent.name: questions.markdown_of(source) for source in sorted(root.glob("course/*/lab.py"))}
+    labs = {source.parent.name: explain.markdown_of(source) for source in sorted(root.glob("course/*/lab.py"))}
     made: dict[str, str | bytes] = {
         str(path.relative_to(root)): path.read_text()
         for path in [*root.glob("*.md"), *(root / "docs").glob("*.md"), root / "benchmarks" / "RECORDS.md"]
@@ -164,7 +165,7 @@ def _solutions(labs: dict[str, str]) -> str:
         "Each lab with its exercises done, and the outputs of a run. A lab teaches more to those who open its solution "
         "last."
     )
-    links = "\n".join(f"- [{questions.title_of(text)}]({name}.ipynb)" for name, text in labs.items())
+    links = "\n".join(f"- [{explain.title_of(text)}]({name}.ipynb)" for name, text in labs.items())
     return f"# Solutions\n\n{words}\n\n{links}\n" + tree(labs)
 
 

@@ -17,7 +17,9 @@ and a killed build leaves a staging folder that the next one removes.
 | `emulated` | g++ (or clang++)    | any CPU, through `csrc/emulator.h`                    |
 | `cpu`      | g++ (or clang++)    | this CPU, with all instructions that it has (`.cpp`)  |
 
-A kernel for CPUs that came with the wheel is taken as it is (`prebuilt`).
+A kernel for CPUs that came with the wheel is taken as it is (`prebuilt`). `python -m minimegatron.kernels.build` builds
+those for this CPU beforehand, as `make lab` and `make test` do: on a slow machine the compiler may take longer than the
+ranks that wait for a message.
 
 The cache is `$MINIMEGATRON_KERNEL_CACHE`, else `minimegatron/kernels` in `$XDG_CACHE_HOME` or `~/.cache`.
 """
@@ -197,3 +199,22 @@ def _compile(text: str, name: str, command: list[str], stage: Path, deadline_s: 
         raise KernelsUnavailable("the compiler refused it:\n" + "\n".join(first), where=f"{name}.cu", fix="mend it")
     (stage / "log").write_text(done.stdout + done.stderr)
     os.rename(output, stage / "lib.so")
+
+
+def main() -> None:
+    """Build the kernels for this CPU, two at a time. Where there is no compiler, say so: torch will compute."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tqdm import tqdm
+
+    names = [name for name in sources("cpp") if came_along(name) is None]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in tqdm(pool.map(lambda name: library(name, "cpu"), names), "kernels for this CPU", len(names)):
+                pass
+    except KernelsUnavailable as error:
+        print(error)
+
+
+if __name__ == "__main__":
+    main()

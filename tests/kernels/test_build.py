@@ -94,6 +94,21 @@ def test_no_compiler_is_said(monkeypatch, tmp_path):
         build.library("norm", "emulated", cache=tmp_path)
 
 
+def test_all_kernels_for_this_cpu_are_built_beforehand(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(build, "came_along", lambda name: None)
+    monkeypatch.setattr(build, "library", lambda name, target: asked.append((name, target)))
+    build.main()
+    assert sorted(asked) == [(name, "cpu") for name in build.sources("cpp")] and not capsys.readouterr().out
+
+    def refused(name, target):
+        raise build.KernelsUnavailable("no g++ on this machine", where=f"kernel {name}", fix="install g++")
+
+    monkeypatch.setattr(build, "library", refused)
+    build.main()
+    assert "install g++" in capsys.readouterr().out
+
+
 def test_nowhere_to_write_is_said(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

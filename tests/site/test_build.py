@@ -26,6 +26,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     lab = (html / "labs" / "01_process_groups.html").read_text()
     assert "data:image" in lab or "_images/" in lab, "stored figures are shown"
     assert '<span class="k">%%exercise</span>' in lab, "magics are highlighted"
+    chinese = (html / "zh" / "labs" / "01_process_groups.html").read_text()
+    assert re.search(r'<html[^>]* lang="zh-CN"', chinese) and re.search(r'<html[^>]* lang="en"', lab)
     mesh = (html / "api" / "minimegatron" / "comm" / "mesh.html").read_text()
     assert 'id="minimegatron.comm.mesh.Mesh.build"' in mesh
     assert '_modules/minimegatron/comm/mesh.html#Mesh.build"' in mesh, "a name leads to its source"

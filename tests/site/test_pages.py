@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from docs.site import counterparts, pages, questions, reference
+from docs.site import counterparts, pages, reference
+from labkit import explain
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -242,9 +243,9 @@ def test_the_map_leads_in_every_direction(made: dict[str, str | bytes]) -> None:
 def test_every_question_of_every_lab_is_there_with_its_answer(made: dict[str, str | bytes]) -> None:
     page = str(made["questions.md"])
     for source in sorted(ROOT.glob("course/*/lab.py")):
-        text = questions.markdown_of(source)
+        text = explain.markdown_of(source)
         section = re.split(r"^## \d+ · Explain$", text, flags=re.M)[1].split("\n## ")[0]
-        found = list(questions.questions(text))
+        found = list(explain.questions(text))
         assert len(found) == len(re.findall(r"^\d+\. \*", section, re.M)) >= 6, source
         for question in found:
             assert f"### {question.question}\n" in page and len(question.answer) > 20, question
@@ -267,7 +268,7 @@ def test_a_reading_plan_of_seven_phases() -> None:
         assert [int(step[0]) for step in steps] == [*range(1, len(steps) + 1)] and len(steps) >= 4
         assert all("](" in opens or "`minimegatron" in opens for _, _, opens, _ in steps)
     headings = {
-        name: anchors(questions.markdown_of(ROOT / "course" / name / "lab.py"))
+        name: anchors(explain.markdown_of(ROOT / "course" / name / "lab.py"))
         for name in os.listdir(ROOT / "course")
         if name[0] in "01"
     }
