@@ -190,6 +190,7 @@ def distances(
     twin: DataParallel | None,
     logical: list[tuple[str, tuple[int, ...]]],
     floor: float,
+    note: Callable[[str, torch.Tensor, torch.Tensor], None] = lambda name, grad, twins: None,
 ) -> torch.Tensor:
     """max |g - G| / max |G| over this rank's part of every gradient, in fp64; 0 if it has no part of the parameter.
 
@@ -198,6 +199,7 @@ def distances(
         twin: has the gradients G, on rank 0; None on other ranks.
         logical: (name, shape) of every parameter of the twin.
         floor: the smallest max |G| that counts.
+        note: is given each parameter's name, this rank's g, and its part of G.
     """
     mesh, params, grads, off = model.mesh, model.params, model.whole_gradients(), []
     wanted = {} if twin is None else twin.whole_gradients()
@@ -211,6 +213,7 @@ def distances(
             scale, part = want.abs().max().clamp(min=floor), part_of_logical(want, layout_of(params[name]))
             if part.numel():
                 off[-1] = torch.nan_to_num((grads[name] - part).abs().max() / scale, nan=torch.inf)
+                note(name, grads[name], part)
     return torch.stack(off)
 
 
