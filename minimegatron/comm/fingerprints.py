@@ -181,7 +181,10 @@ def _difference(tensors: Mapping[str, torch.Tensor], sums: Mapping[str, int], ax
     most = max(held.values(), key=len)
     odd = [rank for rank in axis.ranks if rank not in most]
     alone = len(odd) < len(most)
-    fix = "look for a gradient that is not reduced over this axis, or for copies initialised from different seeds"
+    fix = (
+        "look for a sum that is missing over this axis, of a gradient or of the counts that move a router's bias, or for "
+        "copies initialised from different seeds"
+    )
     if alone:
         fix = (
             f"look at what {named(odd)} alone has done since the copies were equal: its optimizer state, its learning "

@@ -68,8 +68,8 @@ def test_the_page_has_every_fault_and_its_commands_are_commands() -> None:
 def ranks_of(command: str) -> tuple[int, list[str]]:
     """How many ranks a command line starts, and the words behind `minimegatron`."""
     words = shlex.split(command)
-    if words[0] == "torchrun":
-        return int(words[words.index("--nproc-per-node") + 1]), words[words.index("minimegatron") + 1 :]
+    if "torchrun" in words[:2]:
+        return int(words[words.index("--nproc-per-node") + 1]), words[words.index("-m") + 2 :]
     assert words[0] == "minimegatron", command
     if words[1] != "compare":
         return 1, words[1:]
