@@ -182,8 +182,8 @@ def _difference(tensors: Mapping[str, torch.Tensor], sums: Mapping[str, int], ax
     odd = [rank for rank in axis.ranks if rank not in most]
     alone = len(odd) < len(most)
     fix = (
-        "look for a sum that is missing over this axis, of a gradient or of the counts that move a router's bias, or for "
-        "copies initialised from different seeds"
+        "look for a sum that is missing over this axis, of a gradient or of the counts that move a router's bias, "
+        "or for copies initialised from different seeds"
     )
     if alone:
         fix = (
