@@ -4,17 +4,21 @@
 #
 #   examples/speedrun.sh                 everything, in runs/speedrun; what is done is not done again
 #   examples/speedrun.sh runs/mine       in another folder
-#   QUICK=1 examples/speedrun.sh         the same way to a model that has learned little: ten CPU-minutes on an AMD of 2 GHz
+#   QUICK=1 examples/speedrun.sh runs/quick   to a model that has learned little: ten CPU-minutes on an AMD of 2 GHz
 #   GPU=1 examples/speedrun.sh           on a node with NVIDIA GPUs: 124 M parameters, 2.6 billion tokens of FineWeb-Edu (not tried yet)
 #
 # Stages: text, tokenizer, tokens, pretrain, evaluate, chat (supervised fine-tuning), evaluate-chat, samples, report.
 # Stop it whenever you like: the same line goes on where it was, also in the middle of a training.
-# CORPUS=hf:roneneldan/TinyStories (or any name that `train --corpus` takes) trains on another text.
+# CORPUS=hf:roneneldan/TinyStories (or any name that `train --corpus` takes) trains on another text, in another folder.
+# Python is that of the active environment, else that of `.venv`; PYTHON=... names another.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 RUN=${1:-runs/speedrun}
-PYTHON=${PYTHON:-python}
+if [ -z "${PYTHON:-}" ]; then
+    PYTHON=python
+    if [ -z "${VIRTUAL_ENV:-}" ] && [ -x .venv/bin/python ]; then PYTHON=.venv/bin/python; fi
+fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 mkdir -p "$RUN"
 
@@ -33,6 +37,12 @@ else
     MODEL=(--num-layers 6 --hidden-size 192 --num-attention-heads 6 --ffn-hidden-size 512)
     BATCH=(--micro-batch-size 8 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4) CHAT_BATCH=16
 fi
+begun="CORPUS=$CORPUS, $VOCABULARY ids, $ITERATIONS and $CHAT_ITERATIONS steps"
+if [ -f "$RUN/begun" ] && [ "$(cat "$RUN/begun")" != "$begun" ]; then
+    echo "$RUN was begun with $(cat "$RUN/begun"), now $begun: give another folder, or remove this one" >&2
+    exit 2
+fi
+echo "$begun" > "$RUN/begun"
 mm() { "$PYTHON" -m minimegatron "$@"; }
 ranks() { "$PYTHON" -m minimegatron torchrun --standalone --nproc-per-node "$NPROC" -m minimegatron "$@"; }
 
@@ -98,4 +108,4 @@ stage chat chat
 stage evaluate-chat evaluate chat
 stage samples samples
 mm report "$RUN" --cluster h100 --world-size 8
-echo "Talk to it:   minimegatron serve $RUN/chat     and open the address that it prints"
+echo "Talk to it:   $PYTHON -m minimegatron serve $RUN/chat     and open the address that it prints"

@@ -172,13 +172,29 @@ def _difference(tensors: Mapping[str, torch.Tensor], sums: Mapping[str, int], ax
     hashes = torch.tensor([signed(sums[name]) for name in tensors], device=device)
     if not (different := disagreement(hashes, axis)):
         return None
-    totals = gather_objects(int(hashes[different[0]]) & _MASK, axis)
-    shown = "; ".join(f"{named(r)}: {h:016x}" for h, r in ranks_by_value(totals, axis.ranks).items())
+    name = list(tensors)[different[0]]
+    mine = f"{int(hashes[different[0]]) & _MASK:016x}"
+    if tensors[name].numel() == 1:
+        mine = f"{tensors[name].item()!r}, bits {mine}"
+    held = ranks_by_value(gather_objects(mine, axis), axis.ranks)
+    shown = "; ".join(f"{named(ranks)}: {value}" for value, ranks in held.items())
+    most = max(held.values(), key=len)
+    odd = [rank for rank in axis.ranks if rank not in most]
+    alone = len(odd) < len(most)
+    fix = (
+        "look for a sum that is missing over this axis, of a gradient or of the counts that move a router's bias, "
+        "or for copies initialised from different seeds"
+    )
+    if alone:
+        fix = (
+            f"look at what {named(odd)} alone has done since the copies were equal: its optimizer state, its learning "
+            "rate, a gather that it missed, its memory"
+        )
     return RankError(
-        f"{len(different)} of {len(tensors)} tensors differ between copies over {axis.name}, "
-        f"first {list(tensors)[different[0]]!r} ({shown})",
-        where=f"axis {axis.name}, ranks {ranges(axis.ranks)}",
-        fix="look for a gradient that is not reduced over this axis, or for copies initialised from different seeds",
+        f"{len(different)} of {len(tensors)} tensors differ between copies over {axis.name}, first {name!r} ({shown})",
+        where=f"axis {axis.name}, ranks {ranges(axis.ranks)}"
+        + (f"; {named(odd)} differ{'s' * (len(odd) == 1)} from the others, which are equal" if alone else ""),
+        fix=fix,
     )
 
 

@@ -198,8 +198,10 @@ class VisionLanguageModel(GPTModel):
         finally:
             self._pictures = None
 
-    def _first_hidden(self, tokens: torch.Tensor, position_ids: torch.Tensor, inputs: Tensors | None) -> torch.Tensor:
-        hidden = super()._first_hidden(tokens, position_ids, inputs)
+    def _first_hidden(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor, inputs: Tensors | None, *more: torch.Tensor | None
+    ) -> torch.Tensor:
+        hidden = super()._first_hidden(tokens, position_ids, inputs, *more)
         if self.pre_process and self._pictures is not None:
             pixels, patches, picture_rows = self._pictures
             hidden = self.placed(hidden, self.rows_of(pixels, patches), picture_rows)

@@ -38,7 +38,7 @@ from minimegatron.optim.schedule import OptimizerParamScheduler
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.ddp import data_parallel
 from minimegatron.training.checkpointing import Checkpoints
-from minimegatron.training.datasets import Joint, RunData
+from minimegatron.training.datasets import Joint, RunData, tokens_of
 from minimegatron.training.graphs import step_graph
 from minimegatron.training.loading import continues, keep_what_was_given
 from minimegatron.training.memory_report import MemoryReport
@@ -139,7 +139,10 @@ def build_state(run: RunConfig, mesh: Mesh, sizes: NumMicrobatches, data: RunDat
     facts = facts_of(run, sizes, data)
     if (base := run.model.lora_base) is not None:
         facts[BASE] = on_rank_zero(lambda: contents_of_base(base), mesh.world)
-    return RunState(run, mesh, model, optimizer, scheduler, rng, facts=facts, joint=joint)
+    state = RunState(run, mesh, model, optimizer, scheduler, rng, facts=facts, joint=joint)
+    if data.train is not None:
+        state.tokens_of = functools.partial(tokens_of, data.train)
+    return state
 
 
 def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> DataParallel:

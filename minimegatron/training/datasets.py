@@ -88,6 +88,13 @@ class RunData:
 Joint = tuple[int | None, int | None, int | None]
 
 
+def tokens_of(dataset: Dataset, sample: int) -> str:
+    """Digest of the tokens of a sample; "" where there is none, or where a run makes its samples itself (rollouts)."""
+    if not isinstance(dataset, GPTDataset | PackedDataset | BlendedDataset) or sample >= len(dataset):
+        return ""
+    return digest([dataset.batch([sample])["tokens"].numpy().tobytes()])
+
+
 def load_data(
     run: RunConfig,
     mesh: Mesh,

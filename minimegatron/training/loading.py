@@ -39,7 +39,7 @@ from minimegatron.errors import CheckpointError, ConfigError, RankError
 from minimegatron.training import run_state
 from minimegatron.training.datasets import RunData
 from minimegatron.training.run_state import RunState, added_tensors, model_tensors
-from minimegatron.training.same_run import compare
+from minimegatron.training.same_run import compare, same_place
 
 Taken = TypeVar("Taken")
 
@@ -93,6 +93,11 @@ def load_checkpoint(
     fresh = _is_fresh(config, manifest.state)
     optim = config.load_optim and not fresh
     notes = compare(manifest.state, state.run, state.facts, weights_only=fresh, new_optimizer=not optim)
+    if not fresh:
+        moved = on_all_ranks(
+            lambda: same_place(manifest.state, state.tokens_of, config.override_checkpoint_args), mesh.world
+        )
+        notes = "\n".join(filter(None, [notes, moved]))
     rng = config.load_rng and not fresh and same_layout
     for taken, prefix, flag in ((optim, "optimizer.", "--no-load-optim"), (rng, "rng.", "--no-load-rng")):
         if taken and not any(name.startswith(prefix) for name in manifest.tensors):

@@ -217,6 +217,7 @@ def find(trainer: Trains, before: Snapshot, first: int, batch_size: int) -> Find
         others = [value for k, (value, _) in again.samples.items() if k != sample]
         what += f"{'; ' if what else ''}sample {sample} has a loss of {loss:.6g}"
         what += f", the others {min(others):.4g} to {max(others):.4g}" if others else ""
+        what += f", on {named(ranks)}" if at is None and ranks else ""
     what = what or "no sample and no tensor stands out"
     verdict = _verdict(trainer, before, first, batch_size, again, sample)
     where = "" if sample is None else origin(dataset, sample, trainer.data.tokenizer)

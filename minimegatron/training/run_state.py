@@ -12,6 +12,7 @@ everything that a checkpoint holds is listed here:
 | random streams               | `rng.<stream>.<device>`          | no, a row for each rank: new ones, and it is said |
 | counters, schedule, scaler   | `state` of the manifest          | yes                                           |
 | configuration                | `state` of the manifest          | another run's is refused: `same_run`          |
+| digest of the next sample    | `state` of the manifest          | another sample is refused: `same_run`         |
 
 The position in the data is a counter: the order of samples is a function of the seed and of the number of consumed
 samples, and of `joint_samples` where the first epochs are shuffled together (`data/indices`). Batch size and learning
@@ -84,6 +85,7 @@ class RunState:
         facts: facts for its checkpoints (`same_run.facts_of`); default the fields of its configuration.
         joint: samples of each set whose epochs are shuffled together.
         of_task: tensors of the task (`training/task`), equal on all ranks, or this rank's part of logical ones.
+        tokens_of: digest of a training sample by its number; "" for one of which nothing is known before it is read.
     """
 
     run: RunConfig
@@ -96,6 +98,7 @@ class RunState:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     joint: Joint = (None, None, None)
     of_task: Mapping[str, torch.Tensor | Logical] = dataclasses.field(default_factory=dict)
+    tokens_of: Callable[[int], str] = lambda sample: ""
 
     def __post_init__(self) -> None:
         self.facts = self.facts or fields_of(self.run)
@@ -127,6 +130,7 @@ class RunState:
         if self.optimizer is not None and self.scheduler is not None:
             own = {
                 "counters": dataclasses.asdict(self.counters),
+                "next_sample": self.tokens_of(self.counters.consumed_train_samples),
                 "validation_loss": self.counters.validation_loss,
                 "scheduler": self.scheduler.state_dict(),
                 "grad_scaler": self.optimizer.state_dict()["grad_scaler"],

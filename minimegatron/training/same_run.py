@@ -28,6 +28,10 @@ A field that this run does not read is not compared, nor is the optimizer if its
 (`--no-load-optim`). With `--override-checkpoint-args` this run's values win, and the log names both. The log also names
 what an older or converted checkpoint does not contain and so cannot be compared.
 
+Equal fields do not make an equal order: it is computed by numpy, or read from a cache that somebody has replaced, on
+each rank for itself. So a checkpoint has a digest of the sample that comes next, and every rank that goes on reads that
+sample and compares (`same_place`).
+
 Megatron-LM compares a few sizes of the model (`check_checkpoint_args` in `megatron/training/checkpointing.py`).
 """
 
@@ -37,7 +41,7 @@ import dataclasses
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +158,35 @@ def compare(
     return "\n".join(
         (accepted if lines else [])
         + ([f"not in the checkpoint, so not compared: {', '.join(unknown)}"] if unknown else [])
+    )
+
+
+def same_place(state: Mapping[str, Any], tokens_of: Callable[[int], str], override: bool) -> str:
+    """Compare the next sample of a run with that of the checkpoint from which it goes on.
+
+    Args:
+        state: `state` of the checkpoint's manifest.
+        tokens_of: digest of a training sample of this run by its number; "" if it cannot be said.
+        override: go on all the same.
+
+    Returns:
+        A line for the log if another sample is accepted; or "".
+
+    Raises:
+        CheckpointError: the next sample is another one.
+    """
+    number = state["counters"]["consumed_train_samples"]
+    saved, now = state.get("next_sample", ""), tokens_of(number)
+    if not saved or not now or saved == now:
+        return ""
+    what = f"sample {number}, the next of the training set, has other tokens than when the run was saved"
+    if override:
+        return f"{what}: samples may be read twice, and others never"
+    raise CheckpointError(
+        f"{what}: the order of the samples has changed",
+        fix="the order follows from the seed, numpy's shuffle and the index arrays kept in DATA.cache or "
+        "--data-cache-path: remove what is cached, and take the numpy of the run; --override-checkpoint-args goes on "
+        "all the same",
     )
 
 

@@ -55,7 +55,6 @@ from minimegatron.training.reports import StepReport, Sums, check_finite, mark_l
 if TYPE_CHECKING:
     from minimegatron.data.gpt_dataset import Batch
 
-OF_EVERY_BATCH = ("tokens", "position_ids", "labels", "loss_mask")
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # sum, count, {name: [sum, count]}
 LossFunc = Callable[[torch.Tensor], Loss]
 ForwardStep = Callable[["Iterator[Batch]", Any], tuple[torch.Tensor, LossFunc]]

@@ -175,6 +175,8 @@ def compare_replicas(rank: int, world: int, how: str) -> str:
 def test_replicas_are_compared_by_their_bits(ranks: Any, how: str, said: str) -> None:
     for text in ranks(3).run(compare_replicas, how, timeout=20):
         assert said in text, text
+        alone = "axis dp, ranks 0-2; rank 2 differs from the others" in text and "what rank 2 alone has done" in text
+        assert alone == (how in ("bit", "minus zero")), text
 
 
 def test_on_a_group_of_one_nothing_is_sent() -> None:
@@ -215,3 +217,15 @@ def test_the_axis_the_tensor_and_the_ranks_are_named_on_all_ranks(
 ) -> None:
     texts = ranks(4).run(spoil, name, spoiled, timeout=30)
     assert len(set(texts)) == 1 and texts[0].startswith(said) and bool(texts[0]) == bool(spoiled), texts
+    assert "differs from" not in texts[0], "of two copies none is known to be right"
+
+
+def other_number(rank: int, world: int) -> str:
+    axis = world_axis(rank, world)
+    rate = torch.tensor(0.25 if rank == 1 else 0.5, dtype=torch.float64)
+    return raised(lambda: replicas.check_copies({"rate": (rate, [axis])}, axis))
+
+
+def test_a_number_is_shown_as_one(ranks: Any) -> None:
+    for text in ranks(3).run(other_number, timeout=20):
+        assert "first 'rate' (ranks 0, 2: 0.5, bits " in text and "; rank 1: 0.25, bits " in text

@@ -214,6 +214,8 @@ def test_the_first_tensor_that_differs_is_named(ranks: Any, mistake: str) -> Non
     assert (first.phase, first.ranks) == (phase, wrong) and name in first.name, verdict(results[0])
     what, where, fix = verdict(results[0])
     assert name in what and fix and ("rank" in where)
+    doubled = ("twice over dp", "the count of a rank", "doubled on a rank")
+    assert ("it is 2 times the reference" in what) == (mistake in doubled), what
 
 
 LAYOUTS = [
@@ -393,7 +395,8 @@ REPLAYED: dict[str, tuple[str, list[str]]] = {
                      "take this rank's machine out"]),
     "transient": ("", ["transient", "the step is good"]),
     "weight": (TP, ["weight", "decoder.layers.0.mlp.linear_fc1.weight is not finite on rank 1"]),
-    "spike": ("--spiky-loss-factor 2", ["data", "sample 7 has a loss of", "times the mean of the last 16"]),
+    "spike": ("--spiky-loss-factor 2",
+              ["data", "sample 7 has a loss of", ", on rank 1", "times the mean of the last 16"]),
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from minimegatron.training import datasets, same_run
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.build import build_trainer
 from minimegatron.training.rules import batch_sizes
-from minimegatron.training.same_run import MODEL, compare, facts_of
+from minimegatron.training.same_run import MODEL, compare, facts_of, same_place
 from minimegatron.training.trainer import Trainer
 from tests.thorough import SLOW, mostly_thorough
 
@@ -109,6 +109,29 @@ def test_another_model_is_refused_whatever_is_taken(now, said, weights_only):
 @pytest.mark.parametrize(("before", "now"), SAME_RUN, ids=[now for _, now in SAME_RUN])
 def test_what_is_harmless_is_not_asked_for(before, now):
     assert compare(state(before), *run_of(now), weights_only=False) == ""
+
+
+def test_the_next_sample_has_to_be_that_of_the_checkpoint():
+    saved = {"counters": {"consumed_train_samples": 12}, "next_sample": "aa"}
+    for known, now in (
+        (saved, "aa"),
+        (saved, ""),
+        (saved | {"next_sample": ""}, "bb"),
+        ({"counters": saved["counters"]}, "bb"),
+    ):
+        assert same_place(known, lambda sample, now=now: now, False) == ""
+    with pytest.raises(CheckpointError, match="sample 12, the next of the training set, has other tokens"):
+        same_place(saved, lambda sample: f"of {sample}", False)
+    assert "samples may be read twice" in same_place(saved, lambda sample: "bb", True)
+
+
+def test_a_place_in_the_data_is_known_by_its_tokens():
+    trainer = build_trainer(parse_args(f"{LINE} {FOUR}".split()), quiet=True)
+    first, again, other = (datasets.tokens_of(trainer.train_set, k) for k in (3, 3, 4))
+    assert first == again != other and len(first) == len(other) > 8
+    assert datasets.tokens_of(trainer.train_set, len(trainer.train_set)) == ""
+    assert trainer.run_state.values()["next_sample"] == datasets.tokens_of(trainer.train_set, 0)
+    trainer.close()
 
 
 def test_another_layout_is_the_same_run():

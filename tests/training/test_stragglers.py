@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from pathlib import Path
@@ -55,8 +56,14 @@ def test_each_moment_is_of_one_section_and_is_work_or_waiting(clock: list[float]
             clock[0] += 64
         with trace.span("save"), trace.span("forward"):
             clock[0] += 128
+        with trace.span("forward"):
+            for phase, generation, seconds in (("start", 2, 256), ("stop", 2, 0), ("start", 0, 512), ("stop", 0, 0)):
+                sections._collection(phase, {"generation": generation})
+                clock[0] += seconds
+    assert sections._collection not in gc.callbacks
     own, wait = dict(zip(SECTIONS, times := sections.read(), strict=False)), times[len(SECTIONS) :]
-    assert own == {"data": 4, "forward": 42, "backward": 0, "optimizer": 0, "save": 128, "evaluation": 0, "other": 1}
+    expected = {"data": 4, "forward": 42 + 512, "backward": 0, "optimizer": 0, "save": 128, "evaluation": 0}
+    assert own == expected | {"garbage collection": 256, "other": 1}
     assert dict(zip(SECTIONS, wait, strict=True))["forward"] == 16 and wait[BACKWARD] == 64 and sum(wait) == 80
     assert sum(sections.read()) == 0 and not trace._ranges
 

@@ -261,10 +261,16 @@ def _of_sums(run: RunConfig, mesh: Mesh, mine: Gradients, twins: list[Twin], exa
 
     losses, logical, largest, norm, limits = on_rank_zero(end, mesh.world)
     twin = twins[0].ddp if twins else None
-    off = distances(mine.model, twin, logical, max(FLOOR * largest, 1e-300)).tolist()
+    floor, notes = max(FLOOR * largest, 1e-300), dict[str, str]()
+
+    def note_if_off(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
+        if distance_of(got, want, floor) > limits[name]:
+            notes[name] = where_of(got, want)
+
+    off = distances(mine.model, twin, logical, floor, note_if_off).tolist()
     rows: Sums = []
     for (name, _), distance in zip(reversed(logical), reversed(off), strict=True):
-        rows.append(("parameter", name, distance, limits[name], distance > limits[name], ""))
+        rows.append(("parameter", name, distance, limits[name], distance > limits[name], notes.get(name, "")))
     for name, want in losses.items():
         got = mine.losses[name]
         distance = abs(got - want) / max(abs(want), 1e-300)

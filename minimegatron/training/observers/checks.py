@@ -190,6 +190,7 @@ def distances(
     twin: DataParallel | None,
     logical: list[tuple[str, tuple[int, ...]]],
     floor: float,
+    note: Callable[[str, torch.Tensor, torch.Tensor], None] = lambda name, grad, twins: None,
 ) -> torch.Tensor:
     """max |g - G| / max |G| over this rank's part of every gradient, in fp64; 0 if it has no part of the parameter.
 
@@ -198,6 +199,7 @@ def distances(
         twin: has the gradients G, on rank 0; None on other ranks.
         logical: (name, shape) of every parameter of the twin.
         floor: the smallest max |G| that counts.
+        note: is given each parameter's name, this rank's g, and its part of G.
     """
     mesh, params, grads, off = model.mesh, model.params, model.whole_gradients(), []
     wanted = {} if twin is None else twin.whole_gradients()
@@ -211,6 +213,7 @@ def distances(
             scale, part = want.abs().max().clamp(min=floor), part_of_logical(want, layout_of(params[name]))
             if part.numel():
                 off[-1] = torch.nan_to_num((grads[name] - part).abs().max() / scale, nan=torch.inf)
+                note(name, grads[name], part)
     return torch.stack(off)
 
 
@@ -288,14 +291,14 @@ class ReplicaCheck(Observer):
             self.check()
 
     def check(self) -> None:
+        """Compare what each rank has decided by itself, which would explain the rest, then the copies."""
         world = self.mesh.world
-        decided = {
-            f"the {name} of the step": torch.tensor(value, dtype=torch.float64, device=self.mesh.device)
-            for report in (self._report,)
-            if report is not None
-            for name, value in report.decided().items()
-        }
+        if self._report is not None:
+            device = self.mesh.device
+            decided = {
+                n: torch.tensor(v, dtype=torch.float64, device=device) for n, v in self._report.decided().items()
+            }
+            check_copies({f"the {name} of the step": (value, [world]) for name, value in decided.items()}, world)
         with self.model.whole_weights():
             params = logical_parameters(self.model)
-            copies = {n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in params}
-            check_copies({**copies, **{name: (value, [world]) for name, value in decided.items()}}, world)
+            check_copies({n: (p, copy_axes(layout_of(p), self.mesh)) for n, p in params}, world)

@@ -8,9 +8,10 @@ So the clock of a rank has two hands, its own work and waiting for communication
     | data | forward ......... wait ... | backward ... wait | optimizer | save |
       own    own               others    own       others
 
-`Sections` is told of every change of section by the spans of `minimegatron/trace`, and of waits by the door of all
-communication (`comm/async_ops`); the time between two changes belongs to what was going on. On a GPU the marks are
-events on the stream, so a wait is the time in which the stream stands still for NCCL's.
+`Sections` is told of every change of section by the spans of `minimegatron/trace`, of waits by the door of all
+communication (`comm/async_ops`), and of full collections by Python's garbage collector, which stops one rank at a time,
+each in another step; the time between two changes belongs to what was going on. On a GPU the marks are events on the
+stream, so a wait is the time in which the stream stands still for NCCL's.
 
 Every `--log-interval` steps the ranks gather the times of each step. With the own time o of a rank in a section, and m
 the median of the other ranks that do the same work (its stage of the pipeline, if that has others)::
@@ -31,6 +32,7 @@ The same numbers go to the log file, `{"event": "stragglers", ...}`; see `report
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import statistics
 import threading
@@ -50,12 +52,13 @@ from minimegatron.config import TrainingConfig
 from minimegatron.errors import named
 from minimegatron.training.observers import Observer, Step
 
-SECTIONS = ("data", "forward", "backward", "optimizer", "save", "evaluation", "other")
+SECTIONS = ("data", "forward", "backward", "optimizer", "save", "evaluation", "garbage collection", "other")
 # Names of spans (`training/step`, `parallel/pipeline/execution`, ...) -> section; other spans belong to what is around.
 _OF_SPAN = {
     "data": 0, "forward": 1, "F": 1, "backward": 2, "B": 2, "W": 2, "optimizer_step": 3, "save": 4, "evaluation": 5,
 }  # fmt: skip
-OTHER = len(SECTIONS) - 1
+COLLECTION, OTHER = len(SECTIONS) - 2, len(SECTIONS) - 1
+FULL = 2  # the generation of a collection that looks at every object
 SHARE = 0.1  # of a step: an excess below is noise
 SAVE_MS = 200.0  # that the first rank may take longer in a save
 STEPS = 128  # of an interval that are gathered; of longer ones the last
@@ -83,9 +86,11 @@ class Sections(async_ops.Observer):
         async_ops.add_observer(self)
         self._ranges = trace.ranges(self._span)
         self._ranges.__enter__()
+        gc.callbacks.append(self._collection)
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        gc.callbacks.remove(self._collection)
         self._ranges.__exit__(None, None, None)
         async_ops.remove_observer(self)
 
@@ -134,6 +139,16 @@ class Sections(async_ops.Observer):
             yield
         finally:
             self._switch()
+            self._stack.pop()
+
+    def _collection(self, phase: str, info: dict[str, int]) -> None:
+        """Called by Python's garbage collector at the beginning and at the end of each collection."""
+        if info["generation"] < FULL or _beside():
+            return
+        self._switch()
+        if phase == "start":
+            self._stack.append(COLLECTION)
+        elif self._stack[-1] == COLLECTION:
             self._stack.pop()
 
     def issue(self, work: Work) -> None:
