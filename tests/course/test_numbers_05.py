@@ -43,6 +43,7 @@ BYTES = right("bytes_per_layer", **EXAMPLE)
 OF_TWO = list(itertools.product(range(2), repeat=2))
 DROP = [chosen for chosen in OF_TWO if len(set(chosen)) == 1]
 SOFT = torch.tensor([2.0, 1.0]).softmax(0).tolist()
+LARGEST = max((one for case in LAB["expected_drops"].cases for one in case.fixed), key=lambda one: one["tokens"])
 SHARE = right("expected_drops", tokens=2, experts=2, k=1, factor=1.0)["dropped"]
 ROUNDED = set(torch.tensor([3.14, 3.145]).bfloat16().tolist())
 
@@ -115,6 +116,8 @@ STATED = [
     # drops
     ("In {} of the four cases", {2: "two"}[len(DROP)]),
     ("So the expected share is {}.", f"1/{1 / SHARE:.0f}"),
+    ("of a run: {} tokens a rank", f"{LARGEST['tokens']}"),
+    ("tokens a rank, {} experts.", f"{LARGEST['k']} of {LARGEST['experts']}"),
     # the router
     ("with weights softmax(2, 1) = {}.", f"{SOFT[0]:.2f} and {SOFT[1]:.2f}"),
     ("bf16, which keeps {} significant bits", f"{1 - int(math.log2(torch.finfo(torch.bfloat16).eps))}"),

@@ -24,6 +24,7 @@ def right(exercise: str, case: int = 0, **changes: Any) -> Any:
 
 MFU, EPOCHS, WORK = right("mfu"), right("epochs"), right("step_work")
 TWO = right("epochs", samples=12)
+PICTURE = right("epochs", tokens=12 * 25, samples=78)
 PLAN = LAB["rate"].cases[0].inputs["plan"]  # type: ignore[index, call-overload]
 FIT = LAB["fit"].cases[0].inputs
 RATES = {
@@ -42,6 +43,8 @@ STATED = [
     ("They hold {samples} samples, and", EPOCHS),
     ("and two epochs hold {samples}. So one sample is needed", TWO),
     ("Three epochs are {} tokens", EPOCHS["epochs"] * 25),
+    ("12 documents of 25 tokens make {samples} samples with s = 4", right("epochs", tokens=12 * 25, samples=1)),
+    ("what differs are the four samples of the second epoch" if PICTURE["needed"] == 4 else "others", []),
     ("is `{}`", [right("pieces")]),
     ("At step 3 both have {}", RATES["wsd", 3]),
     ("is half-way down, at {:.0f}, and WSD still has {:.0f}", [RATES["cosine", 8], RATES["wsd", 8]]),
