@@ -28,7 +28,7 @@ WRONG = [
         mistake="Of each region one stretch is taken. Its rows are wider than the box, so the stretch runs on into columns that are not wanted.",
     ),
     Edit("start = at + (row", "start = (row", mistake="A region begins in its file where `at` says; before it lie numbers of others."),
-    Edit("(row - r0) * (c1 - c0)", "(row - r0) * (right - left)", mistake=_WIDE),
+    Edit("(row - r0) * (c1 - c0)", "(row - r0) * (right - left)"),  # in the visible case the box is as wide as a region
     Edit("(row - r0) * (c1 - c0)", "(row - r0) * (last - first)", mistake=_WIDE),
     Edit("(row - r0) * (c1 - c0)", "(row - r0) * max(columns[1] for _, _, (_, columns) in regions)", mistake=_WIDE),
     Edit("+ first - c0\n", "\n", mistake="Each row is read from its first column, where the box may begin further to the right."),
