@@ -165,8 +165,8 @@ def test_weights_are_rounded_to_the_runs_dtype_and_it_is_said(tmp_path, capsys):
 
 
 def test_the_path_of_a_folder_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ConfigError, match="model_type 'bert' is not supported"):
+    (tmp_path / "config.json").write_text('{"model_type": "clip"}')
+    with pytest.raises(ConfigError, match="model_type 'clip' is not supported"):
         parse_args(shlex.split(f"{LINE} --load {tmp_path}"))
 
 

@@ -14,6 +14,7 @@ from minimegatron.config import TransformerConfig
 from minimegatron.data.pictures import Picture, Seen, picture_inputs
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import complete
 from minimegatron.inference.sequence import Request
 from minimegatron.models.families import family_config
 from tests.axes import PP, SP, TP
@@ -91,7 +92,7 @@ CONFIGS = {
 def test_answers_are_those_of_the_whole_sequence(name):
     engine = Engine(model(), CONFIGS[name])
     for _ in range(2):  # the second time prefixes are found
-        for request, answers in zip(REQUESTS, engine.complete(REQUESTS), strict=True):
+        for request, answers in zip(REQUESTS, complete(engine, REQUESTS), strict=True):
             check(request, answers)
     assert engine.scheduler.preemptions if name == "pages for two" else engine.scheduler.blocks.hits
 
@@ -108,9 +109,9 @@ def test_ranks_give_the_same_answers(ranks, layout):
 def test_a_prompt_without_room_for_its_pictures_is_refused():
     engine = Engine(model(), SMALL)
     with pytest.raises(DataError, match="needs 4 picture tokens in a row"):
-        engine.complete([Request(prompt(3), 2, pictures=(picture(2, 2, 0),))])
+        complete(engine, [Request(prompt(3), 2, pictures=(picture(2, 2, 0),))])
     with pytest.raises(DataError, match="4 picture tokens, and pictures for 0"):
-        engine.complete([Request(prompt(4), 2)])
+        complete(engine, [Request(prompt(4), 2)])
     plain = family_config("llama", num_layers=1, hidden_size=32, num_attention_heads=4, vocab_size=57)
     with pytest.raises(ConfigError, match="a model that has no vision encoder"):
-        Engine(build(plain, weights(plain, 0)), SMALL).complete([Request(prompt(4), 2, pictures=(picture(2, 2, 0),))])
+        complete(Engine(build(plain, weights(plain, 0)), SMALL), [Request(prompt(4), 2, pictures=(picture(2, 2, 0),))])

@@ -18,7 +18,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import ParallelConfig
 from minimegatron.errors import CheckpointError, ConfigError, DataError
 from minimegatron.inference.engine import Engine, EngineConfig
-from minimegatron.inference.generate import generate
+from minimegatron.inference.generate import generate, score
 from minimegatron.inference.sampling import SamplingParams
 from minimegatron.layers.logical import load_logical
 from minimegatron.layers.param import logical_parameters
@@ -246,15 +246,15 @@ def test_generates_what_transformers_generates_and_encodes_once():
 def test_preempted_sequences_and_prompts_that_come_later():
     narrow = EngineConfig(num_pages=16, page_size=4, max_num_seqs=4, max_num_batched_tokens=47)  # all prompts have 48
     engine = Engine(ours_of(theirs_of("1.1")).eval(), narrow)
-    assert [answer.tokens for answer in engine.generate(prompts(), 12, stop_ids=[1])] == greedy()
+    assert [answer.tokens for answer in generate(engine, prompts(), 12, stop_ids=[1])] == greedy()
     assert engine.scheduler.preemptions
 
 
 def test_scores_are_those_of_a_whole_pass():
     theirs, engine = theirs_of("1.1"), Engine(ours_of(theirs_of("1.1")).eval())
-    drawn = engine.generate(prompts(), 9, SamplingParams(1.5), seed=3)
+    drawn = generate(engine, prompts(), 9, SamplingParams(1.5), seed=3)
     answers = [*(answer.tokens for answer in drawn), *greedy()]
-    scores = [answer.log_probs for answer in drawn] + engine.score(list(zip(prompts(), greedy(), strict=True)))
+    scores = [answer.log_probs for answer in drawn] + score(engine, list(zip(prompts(), greedy(), strict=True)))
     assert answers[: len(PROMPTS)] != [answer[:9] for answer in greedy()]
     for prompt, answer, found, heat in zip(PROMPTS * 2, answers, scores, [1.5] * 4 + [1.0] * 4, strict=True):
         with torch.no_grad():
@@ -292,6 +292,6 @@ def test_prompts_that_are_no_source_or_too_long_for_a_step_are_refused():
     engine = Engine(ours_of(theirs_of("1.1")).eval(), EngineConfig(max_num_seqs=4, max_num_batched_tokens=32))
     for prompt in ([5, 7, 9], [START], [START, 5]):
         with pytest.raises(DataError, match="without a source"):
-            engine.generate([prompt], 4)
+            generate(engine, [prompt], 4)
     with pytest.raises(DataError, match="in one step, and a step has 32"):
-        engine.generate([[*range(2, 40), START]], 4)
+        generate(engine, [[*range(2, 40), START]], 4)

@@ -664,8 +664,9 @@ MUTANTS = (
         _CONTEXT,
     ),
     Mutant(
-        "document ids are cut with the tokens", "minimegatron/comm/sequence.py", "NOT_CUT = (\"document_ids\",)",
-        "NOT_CUT = ()", 'tests/parallel/test_context_twin.py',
+        "document ids are cut with the tokens", "minimegatron/comm/sequence.py",
+        'NOT_CUT = ("document_ids", "pixels", "patches")', 'NOT_CUT = ("pixels", "patches")',
+        "tests/parallel/test_context_twin.py",
     ),
     Mutant(
         "the zigzag is cut into consecutive parts", "minimegatron/comm/sequence.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from tests.faults.helpers import alive, wait_for
@@ -15,7 +16,7 @@ def test_it_is_interrupted_restarted_and_ended(tmp_path: Path) -> None:
     sign = tmp_path / "begun"
     with Kernel(tmp_path, WarmManager, PLANTED="here") as kernel:
         said = kernel.run("import os, sys\nos.environ['PLANTED'], os.getcwd(), 'torch' in sys.modules").text
-        assert said == str(("here", str(tmp_path), True))
+        assert ast.literal_eval(said) == ("here", str(tmp_path), True)
         cell = kernel.start(f"open({str(sign)!r}, 'w').close()\nimport time\ntime.sleep(600)")
         wait_for(sign.exists, 60, "the cell to begin")
         kernel.manager.interrupt_kernel()

@@ -15,6 +15,7 @@ from minimegatron.data.picture_messages import decoded, url_of
 from minimegatron.data.pictures import Picture
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.inference.engine import Engine, EngineConfig
+from minimegatron.inference.generate import complete
 from minimegatron.inference.sequence import Request
 from minimegatron.models.families import family_config
 from minimegatron.posttraining.vlm import made_tokenizer
@@ -60,7 +61,7 @@ def test_an_answer_is_that_of_the_engine(sees):
         entries = answer.choices[0].logprobs.content
         found[number] = [entry.logprob for entry in entries]
         wait_until(lambda: sees.service.thread.idle and not sees.engine.has_work)  # now it may be asked here
-        (made,) = sees.engine.complete([Request(tuple(ids), 4, log_probs=0, pictures=(seen,))])[0]
+        (made,) = complete(sees.engine, [Request(tuple(ids), 4, log_probs=0, pictures=(seen,))])[0]
         assert found[number] == pytest.approx(made.log_probs[: len(entries)], abs=1e-5)
     assert found[0] != found[1]
 

@@ -129,8 +129,10 @@ class Family:
 
     def is_like(self, config: TransformerConfig) -> bool:
         """Whether both the model and the family are hybrids of one kind, or neither, and then mixtures of experts, or
-        neither; and whether both see, or neither.
+        neither; and whether both see, both are encoders, or neither.
         """
+        if ("bert_head" in self.fields) != (config.bert_head is not None):
+            return False
         hybrid = config.hybrid_override_pattern is not None
         if self.has("cross_attention") != config.has("cross_attention") or self.has("vision") != config.sees:
             return False
