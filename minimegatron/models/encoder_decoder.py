@@ -77,11 +77,9 @@ class EncoderLayer(TransformerLayer):
         mesh: Mesh,
         layer_number: int = 0,
         rng: RngStreams | None = None,
-        *,
-        submodules: dict[str, ModuleSpec],
         **options: Any,
     ) -> None:
-        super().__init__(config, mesh, layer_number, rng, submodules=submodules, **options)
+        super().__init__(config, mesh, layer_number, rng, **options)
         last = "final_layernorm" in config.parts_of(layer_number)
         self.final_layernorm = build_module(ModuleSpec(Norm), config) if last else None
 
@@ -200,9 +198,8 @@ class EncoderDecoderModel(GPTModel):
         """The row, and the two tables; arguments as of `GPTModel.stage_specs`."""
         heads = self.config.num_attention_heads // self.mesh.tp.size
         shape = torch.Size((self.config.relative_attention_num_buckets, heads))
-        if self.mesh.parallel.variable_seq_lengths:
-            shape = None  # type: ignore[assignment]
-        table = TensorSpec(shape, compute_dtype or self.config.dtype)
+        known = None if self.mesh.parallel.variable_seq_lengths else shape
+        table = TensorSpec(known, compute_dtype or self.config.dtype)
         ends = super().stage_specs(b, s, compute_dtype)
         takes, gives = ({**end, "bias_d": table, "bias_e": table} if end else {} for end in ends)
         return takes, gives

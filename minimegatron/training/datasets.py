@@ -90,7 +90,8 @@ Joint = tuple[int | None, int | None, int | None]
 
 def tokens_of(dataset: Dataset, sample: int) -> str:
     """Digest of the tokens of a sample; "" where there is none, or where a run makes its samples itself (rollouts)."""
-    if not isinstance(dataset, GPTDataset | PackedDataset | BlendedDataset) or sample >= len(dataset):
+    read = GPTDataset | PackedDataset | BertDataset | BlendedDataset | CorruptedDataset
+    if not isinstance(dataset, read) or sample >= len(dataset):
         return ""
     return digest([dataset.batch([sample])["tokens"].numpy().tobytes()])
 

@@ -44,7 +44,7 @@ STATED = [
     ("and two epochs hold {samples}. So one sample is needed", TWO),
     ("Three epochs are {} tokens", EPOCHS["epochs"] * 25),
     ("12 documents of 25 tokens make {samples} samples with s = 4", right("epochs", tokens=12 * 25, samples=1)),
-    ("what differs are the four samples of the second epoch" if PICTURE["needed"] == 4 else "others", []),
+    ("what differs are the {} samples of the second epoch", {4: "four"}[PICTURE["needed"]]),
     ("is `{}`", [right("pieces")]),
     ("At step 3 both have {}", RATES["wsd", 3]),
     ("is half-way down, at {:.0f}, and WSD still has {:.0f}", [RATES["cosine", 8], RATES["wsd", 8]]),

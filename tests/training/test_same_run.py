@@ -125,8 +125,16 @@ def test_the_next_sample_has_to_be_that_of_the_checkpoint():
     assert "samples may be read twice" in same_place(saved, lambda sample: "bb", True)
 
 
-def test_a_place_in_the_data_is_known_by_its_tokens():
-    trainer = build_trainer(parse_args(f"{LINE} {FOUR}".split()), quiet=True)
+OF_A_BERT = "--preset bert-base --max-position-embeddings 64 --ffn-hidden-size 64"
+OF_A_T5 = (
+    "--preset t5-small --encoder-num-layers 1 --kv-channels 16 --decoder-start-token-id 164 --decoder-seq-length 6 "
+    "--ffn-hidden-size 64 --vocab-size 165"
+)
+
+
+@pytest.mark.parametrize("model", ["", OF_A_BERT, OF_A_T5], ids=["GPT", "BERT", "T5"])
+def test_a_place_in_the_data_is_known_by_its_tokens(model):
+    trainer = build_trainer(parse_args(f"{LINE} {FOUR} {model}".split()), quiet=True)
     first, again, other = (datasets.tokens_of(trainer.train_set, k) for k in (3, 3, 4))
     assert first == again != other and len(first) == len(other) > 8
     assert datasets.tokens_of(trainer.train_set, len(trainer.train_set)) == ""
