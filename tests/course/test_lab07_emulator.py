@@ -220,7 +220,7 @@ valid(const float* const __restrict__ x, float *__restrict__ y, int n, int * cou
   y[9 * N + t] = __ldg(&x[t]) + __ldg(x + t);
   { Pair p = {x[t], x[t], {t, t}}; y[10 * N + t] = p.a + p.b + 0 * p.at[1]; }
   { float s = 0; add(s, x[t]); add(s, x[t]); y[11 * N + t] = s; }
-  { float v = fmaf(x[t], 1.f, x[t]); y[12 * N + t] = max(v, 0.f) + fminf(v, 0.0f) + own[0] - 1 + none[2]; }
+  { float v = fmaf(x[t], 1.f, x[t]); y[12 * N + t] = max(v, 0.f) + fminf(v, 0.0f) + (own[0] - 1) + none[2]; }
   { int i = (int)(end - x) - N + t; y[13 * N + i] = TABLE[1] * first<float>(row_of(x, i)); }
   { float v = x[t]; v += __shfl_xor_sync(0xffffffffu, v, 0); y[14 * N + t] = v; }
   { __shared__ float rows[2][32], total; __shared__ float4 wide[16];
