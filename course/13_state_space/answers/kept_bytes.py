@@ -1,4 +1,4 @@
-from labkit.answers import Edit, Same
+from labkit.answers import Edit
 
 _STATE = '4 * sizes["heads"] * sizes["p"] * sizes["n"]'
 _TOKEN = '2 * sizes["groups"] * sizes["d"] * size'
@@ -24,8 +24,6 @@ WRONG = [
     Edit('pattern.count("M") * state', '(len(pattern) - pattern.count("*")) * state',
          mistake="MLPs and experts keep nothing: count the M, not all that is no attention."),
 ]
-
-EQUIVALENT: list[Same] = []
 
 
 # %% right: the first number of tokens by a loop

@@ -1,4 +1,4 @@
-from labkit.answers import Edit, Same
+from labkit.answers import Edit
 
 _READ = "        y[t] = h @ C[t] + D[:, None] * x[t]\n"
 _FADED = "        faded = torch.exp(dt[t] * A)[:, None, None] * h\n"
@@ -21,8 +21,6 @@ WRONG = [
     Edit(_FADED, "        h *= torch.exp(dt[t] * A)[:, None, None]\n", ("h = faded +", "h +="),
          told="changes its input `h`"),
 ]
-
-EQUIVALENT: list[Same] = []
 
 
 # %% right: by einsum, a list of outputs

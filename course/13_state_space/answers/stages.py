@@ -1,19 +1,24 @@
 from labkit.answers import Edit, Same
 
-_END = 'costs["first"] * (stage == 0) + costs["last"] * (stage == p - 1)'
+_ENDS = 'costs["first"] * (stage == 0) + costs["last"] * (stage == p - 1)'
 _BACK = "    return best[len(pattern)][1]\n"
 
 WRONG = [
-    Edit(_END, "0", told="is possible"),
-    Edit(_END, 'costs["first"] * (stage == 0)', told="is possible"),
-    Edit(_END, 'costs["last"] * (stage == p - 1)', told="is possible"),
+    Edit(_ENDS, "0", told="is possible"),
+    Edit(_ENDS, 'costs["first"] * (stage == 0)', told="is possible"),
+    Edit(_ENDS, 'costs["last"] * (stage == p - 1)', told="is possible"),
     Edit("max(slowest, sums[i] - sums[j] + end)", "slowest + sums[i] - sums[j] + end", told="is possible"),
     Edit("max(slowest, sums[i] - sums[j] + end)", "max(slowest, i - j)", told="is possible"),
     Edit("if j < i", "if j <= i", ("range(stage + 1,", "range("), told="empty"),
     Edit(_BACK, "    return best[len(pattern)][1][::-1]\n", told="the order of layers stays"),
 ]
 
-EQUIVALENT: list[Same] = []
+EQUIVALENT = [
+    Same("line 3: -1 for 0", "a stage's cost is a difference of sums"),
+    Same("line 3: 1 for 0", "a stage's cost is a difference of sums"),
+    Same("line 6: -1 for 0 (2)", "every stage costs more"),
+    Same("line 6: 1 for 0", "every layer costs 1 or more"),
+]
 
 
 # %% right: the smallest limit by bisection, filled from the front
