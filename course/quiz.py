@@ -16,6 +16,7 @@ LEVELS = ("basic", "intermediate", "advanced")
 LABS = {
     "01": "basic", "02": "basic", "09": "basic", "03": "intermediate", "04": "intermediate", "06": "intermediate",
     "08": "intermediate", "05": "advanced", "07": "advanced", "10": "advanced", "11": "advanced", "12": "advanced",
+    "13": "advanced",
 }  # fmt: skip
 
 
