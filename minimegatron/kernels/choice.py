@@ -92,6 +92,7 @@ TABLE = {
     "quick_geglu":        Row(None,               None,                       plain.quick_geglu),
     "gelu":               Row(None,               None,                       F.gelu),
     "gelu_tanh":          Row(None,               None,                       plain.gelu_tanh),
+    "quick_gelu":         Row(None,               None,                       plain.quick_gelu),
     "relu":               Row(None,               None,                       F.relu),
     "squared_relu":       Row(None,               None,                       plain.squared_relu),
     "silu":               Row(None,               None,                       F.silu),

@@ -62,8 +62,8 @@ def add_norm(
 def activation(kind: str, x: torch.Tensor, *, kernels: str = "auto", **options: Any) -> torch.Tensor:
     """The activation of an MLP: one of `config.activation`.
 
-    gelu, gelu_tanh, relu, squared_relu and silu are elementwise; swiglu, geglu, geglu_tanh and quick_geglu halve the
-    last dim: [..., 2 f] = [gate, up] -> act(gate) * up.
+    gelu, gelu_tanh, quick_gelu, relu, squared_relu and silu are elementwise; swiglu, geglu, geglu_tanh and quick_geglu
+    halve the last dim: [..., 2 f] = [gate, up] -> act(gate) * up.
 
     Args:
         options: `offset` and `limit` of quick_geglu (`plain.quick_geglu`).

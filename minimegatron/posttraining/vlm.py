@@ -245,8 +245,7 @@ class PictureRows(Dataset):
             labels.append(torch.cat([ids[1:], ids.new_full((padding,), self._padding)]))
             masks.append(torch.cat([counts[1:], torch.zeros(padding)]))
         tokens = torch.stack([torch.cat([seen.ids for seen in row]) for row in rows])
-        three = self.config.position_embedding_type == "mrope"
-        inputs = picture_inputs(rows, self.config, three)
+        inputs = picture_inputs(rows, self.config)
         return {"tokens": tokens, "labels": torch.stack(labels), "loss_mask": torch.stack(masks), **inputs}
 
     @property
