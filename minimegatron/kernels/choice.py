@@ -35,6 +35,7 @@ from minimegatron.errors import DeadlineError
 from minimegatron.kernels import (
     blockwise,
     build,
+    chunk_scan,
     few_rows,
     flash,
     fp8,
@@ -108,6 +109,7 @@ TABLE = {
                               None,                                           paged.on_a_cpu),
     "keep_tokens":        Row(None,               None,                       paged.keep_tokens,
                               None,                       paged.keep_on_a_cpu, "paged_attention"),
+    "chunk_scan":         Row("chunk_scan",       chunk_scan.chunk_scan,      reference.chunk_scan),
     "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart,
                               cross_entropy_kernel.NativeCrossEntropyPart),
     "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),

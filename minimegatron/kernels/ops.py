@@ -90,6 +90,25 @@ def bias_gelu(
     return choose("bias_gelu", kernels, bias)(product, bias, approximate)  # type: ignore[no-any-return]
 
 
+def chunk_scan(
+    scores: torch.Tensor,
+    logs: torch.Tensor,
+    x: torch.Tensor,
+    documents: torch.Tensor | None = None,
+    *,
+    kernels: str = "auto",
+) -> torch.Tensor:
+    """Mamba-2 within m chunks of l tokens: y_i = sum over j <= i of exp(logs_i - logs_j) scores_ij x_j.
+
+    Args:
+        scores: [m, groups, l, l].
+        logs: [m, heads, l], sums of logarithms of decays.
+        x: [m, l, heads, p]; all in fp32 or fp64.
+        documents: int64 [m, l]; tokens of different ones do not see each other.
+    """
+    return choose("chunk_scan", kernels, scores, logs, x)(scores, logs, x, documents)  # type: ignore[no-any-return]
+
+
 def rope(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False, *, kernels: str = "auto"
 ) -> torch.Tensor:
