@@ -161,6 +161,13 @@ register(
             "vision_temporal_patch_size": 1,
         },
         presets={
+            # Small enough for a laptop: 0.3 M parameters, for pictures of 32 x 32 pixels.
+            "laptop-llava": sizes(
+                2, 96, 4, 512, num_query_groups=2, ffn_hidden_size=256, max_position_embeddings=256,
+                vision_num_layers=2, vision_hidden_size=64, vision_num_attention_heads=4, vision_ffn_hidden_size=128,
+                vision_patch_size=8, vision_image_size=32, vision_patches_per_sample=17, image_token_id=3,
+                init_method_std=0.1, untie_embeddings_and_output_weights=False,
+            ),
             "llava-1.5-7b": {**sizes(32, 4096, 32, 32064, ffn_hidden_size=11008), **_OF_15},
             "llava-1.5-13b": {**sizes(40, 5120, 40, 32064, ffn_hidden_size=13824), **_OF_15},
         },
@@ -191,4 +198,4 @@ register(
         renamed=_NAMES,
         older=_NAMES,
     )
-)
+)  # fmt: skip
