@@ -152,10 +152,12 @@ PICTURES: tuple[list[tuple[int, int]], ...] = ([(3, 2)], [], [(1, 3), (2, 2)])
 def with_pictures(batch: dict[str, torch.Tensor], config: TransformerConfig, number: int) -> dict[str, torch.Tensor]:
     """A batch whose rows have pictures in place of some tokens."""
     side, rows = config.vision_patch_size * config.vision_spatial_merge_size, []
+    every = (config.vision_image_size or 0) // side
     tokens = batch["tokens"].masked_fill(batch["tokens"] == config.image_token_id, 0)
     for i, ids in enumerate(tokens):
         pictures, at = [], 2 + i
         for j, (height, width) in enumerate(PICTURES[number % 3] if i == 0 else PICTURES[(number + i) // 2 % 3]):
+            height, width = (every, every) if every else (height, width)
             shape, draw_of = (height * side, width * side, 3), np.random.default_rng([number, i, j])
             pictures.append(patches_of(draw_of.integers(0, 256, shape, dtype=np.uint8), config))
             ids[at : at + height * width] = config.image_token_id

@@ -164,7 +164,7 @@ def as_ours(theirs: Source, config: TransformerConfig, family: str) -> View:
     tied = FAMILIES[family].tied or {"lm_head.weight": FAMILIES[family].tensors[0].theirs[0]}
     tied = {name: of for name, of in tied.items() if name not in used and of in used}
     extra = (name for name in theirs.tensors if name not in used | tied.keys() and not name.endswith(_WITHOUT_WEIGHTS))
-    extra = (name for name in extra if not name.startswith(FAMILIES[family].left_out))
+    extra = (name for name in extra if not name.startswith(FAMILIES[family].left_out(config)))
     problems += [f"left over {name}" for name in sorted(extra)]
     if problems:
         raise CheckpointError(

@@ -26,6 +26,7 @@ from minimegatron.errors import require
 if TYPE_CHECKING:
     import torch
 
+GATED = ("swiglu", "geglu", "geglu_tanh", "quick_geglu")
 OF_BASE = free("where the packed weights lie: their contents are compared")
 
 
@@ -83,7 +84,7 @@ class TransformerConfig(
         MODEL,
         "gelu",
         "activation of the MLP; swiglu, geglu, geglu_tanh and quick_geglu are gated",
-        ("gelu", "gelu_tanh", "relu", "squared_relu", "silu", "swiglu", "geglu", "geglu_tanh", "quick_geglu"),
+        (*("gelu", "gelu_tanh", "quick_gelu", "relu", "squared_relu", "silu"), *GATED),
     )
     glu_linear_offset: float = opt(
         MODEL, 0.0, "quick_geglu: added to the values that are gated (gpt-oss: 1)", least=0.0
@@ -375,7 +376,7 @@ class TransformerConfig(
 
     @property
     def gated_linear_unit(self) -> bool:
-        return self.activation in ("swiglu", "geglu", "geglu_tanh", "quick_geglu")
+        return self.activation in GATED
 
     @property
     def has_sinks(self) -> bool:

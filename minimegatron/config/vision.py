@@ -3,22 +3,31 @@
     pictures -> patches -> vision transformer -> projector -> rows of width h, one for each picture token of the text
 
 The encoder is a transformer with sizes of its own, so it is a `TransformerConfig` of its own: `config.vision` makes it
-of these fields, and layers, kernels and rules are those of every model (`models/vision`).
+of these fields, and layers, kernels and rules are those of every model (`models/vision`). There are two kinds:
 
-| field                         | Qwen2.5-VL's name in `vision_config`                                |
-|-------------------------------|---------------------------------------------------------------------|
-| `vision_num_layers`           | `depth`                                                             |
-| `vision_hidden_size`          | `hidden_size`                                                       |
-| `vision_num_attention_heads`  | `num_heads`                                                         |
-| `vision_ffn_hidden_size`      | `intermediate_size`                                                 |
-| `vision_patch_size`           | `patch_size`, pixels along a side of a patch                        |
-| `vision_temporal_patch_size`  | `temporal_patch_size`, frames of a patch; a picture is repeated     |
-| `vision_spatial_merge_size`   | `spatial_merge_size`, patches along a side of a picture token       |
-| `vision_window_size`          | `window_size`, pixels along a side of an attention window           |
-| `vision_fullatt_block_indexes`| `fullatt_block_indexes`, layers that see a whole picture            |
+| `vision_model_type` | `qwen2_5_vl`                            | `clip` (of LLaVA)                                |
+|---------------------|-----------------------------------------|--------------------------------------------------|
+| pictures            | of any size                             | all of `vision_image_size`                       |
+| layers              | RMSNorm, SwiGLU, RoPE by row and column | LayerNorm, x sigmoid(1.702 x), learned positions |
+| attention           | windows, in some layers the picture     | the picture and a class token                    |
+| a token of the text | a block of m x m patches                | a patch                                          |
+| projector           | norm, matrix to m^2 h_v, GELU, matrix   | matrix to h, GELU, matrix                        |
+
+| field                         | name in `vision_config`: Qwen2.5-VL's, CLIP's                                   |
+|-------------------------------|---------------------------------------------------------------------------------|
+| `vision_num_layers`           | `depth`; `num_hidden_layers`, of which the last may be unread                   |
+| `vision_hidden_size`          | `hidden_size`                                                                   |
+| `vision_num_attention_heads`  | `num_heads`; `num_attention_heads`                                              |
+| `vision_ffn_hidden_size`      | `intermediate_size`                                                             |
+| `vision_patch_size`           | `patch_size`, pixels along a side of a patch                                    |
+| `vision_image_size`           | CLIP's `image_size`, pixels along a side of a picture                           |
+| `vision_temporal_patch_size`  | Qwen's `temporal_patch_size`, frames of a patch; a picture is repeated          |
+| `vision_spatial_merge_size`   | Qwen's `spatial_merge_size`, patches along a side of a picture token            |
+| `vision_window_size`          | Qwen's `window_size`, pixels along a side of an attention window                |
+| `vision_fullatt_block_indexes`| Qwen's `fullatt_block_indexes`, layers that see a whole picture                 |
 
 `TransformerConfig` (config/model.py) inherits them. Megatron-LM: `patch_dim` and `img_h` in
-`megatron/training/arguments.py`, `examples/multimodal/config.py`.
+`megatron/training/arguments.py`; `--vision-model-type` in `examples/multimodal/multimodal_args.py`.
 """
 
 from __future__ import annotations
@@ -38,10 +47,12 @@ class VisionFields(Config):
     """A vision transformer and its projector (`models/vision`)."""
 
     vision_num_layers: int | None = opt(MODEL, None, "layers of the vision encoder; default none: no pictures", least=1)
+    vision_model_type: str = opt(MODEL, "qwen2_5_vl", "kind of the vision encoder", ("qwen2_5_vl", "clip"))
     vision_hidden_size: int = opt(MODEL, 64, "its width", least=4)
     vision_num_attention_heads: int = opt(MODEL, 4, "its heads; tp divides them", least=1)
     vision_ffn_hidden_size: int = opt(MODEL, 128, "inner width of its MLP; tp divides it", least=1)
     vision_patch_size: int = opt(MODEL, 14, "pixels along a side of a patch", least=1)
+    vision_image_size: int | None = opt(MODEL, None, "pixels along a side of every picture (clip)", least=1)
     vision_temporal_patch_size: int = opt(MODEL, 2, "frames of a patch; a picture is repeated", least=1)
     vision_spatial_merge_size: int = opt(MODEL, 2, "patches along a side of what becomes one token", least=1)
     vision_window_size: int = opt(MODEL, 112, "pixels along a side of a window of its attention", least=1)
@@ -66,6 +77,11 @@ class VisionFields(Config):
         """The vision transformer as a model of its own, whose words and positions nobody reads."""
         assert self.sees, "asked of a model that sees"
         return _encoder(self)  # type: ignore[no-any-return]
+
+    @property
+    def class_tokens(self) -> int:
+        """Rows of the encoder that stand before the patches of a picture and that no token takes."""
+        return 1 if self.vision_model_type == "clip" else 0
 
     @property
     def patch_channels(self) -> int:
@@ -97,13 +113,21 @@ class VisionFields(Config):
         )
         heads, h = self.vision_num_attention_heads, self.vision_hidden_size
         divides(heads, h, "vision_num_attention_heads", "vision_hidden_size")
+        side = self.vision_patch_size * self.vision_spatial_merge_size
+        if self.vision_model_type == "clip":
+            self._check_clip()
+            return
+        require(
+            self.vision_image_size is None,
+            f"vision_image_size={self.vision_image_size}, and qwen2_5_vl sees pictures of any size",
+            "drop vision_image_size, or vision_model_type=clip",
+        )
         require(
             h // heads % 4 == 0,
             f"heads of the vision encoder have {h // heads} channels; half of the pairs turn with the row of a patch, "
             "half with its column",
             "vision_hidden_size / vision_num_attention_heads a multiple of 4",
         )
-        side = self.vision_patch_size * self.vision_spatial_merge_size
         require(
             self.vision_window_size >= side,
             f"vision_window_size={self.vision_window_size} is less than one token, {side} pixels",
@@ -116,11 +140,43 @@ class VisionFields(Config):
             "numbers of its layers, from 0",
         )
 
+    def _check_clip(self) -> None:
+        merged = (self.vision_spatial_merge_size, self.vision_temporal_patch_size)
+        require(
+            merged == (1, 1),
+            f"vision_model_type=clip with vision_spatial_merge_size={merged[0]} and vision_temporal_patch_size="
+            f"{merged[1]}: a patch of one frame is a token",
+            "vision_spatial_merge_size=1 vision_temporal_patch_size=1",
+        )
+        size, p = self.vision_image_size, self.vision_patch_size
+        require(
+            size is not None and size % p == 0,
+            f"vision_model_type=clip with vision_image_size={size}: it has learned a position for each patch of {p} "
+            "pixels",
+            f"vision_image_size a multiple of {p}",
+        )
+
 
 SHARED = (
     "make_vocab_size_divisible_by attention_backend kernels init_method_std scale_output_init recompute_granularity "
     "recompute_method recompute_num_layers recompute_modules params_dtype"
 )  # with the language model
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": 1e-6,
+        "activation": "swiglu",
+        "position_embedding_type": "rope",
+    },
+    "clip": {
+        "normalization": "LayerNorm",
+        "layernorm_epsilon": 1e-5,
+        "activation": "quick_gelu",
+        "position_embedding_type": "none",  # in the layers: positions are added before them
+    },
+}
 
 
 @functools.lru_cache(maxsize=64)
@@ -131,8 +187,5 @@ def _encoder(config: Any) -> Any:
         hidden_size=config.vision_hidden_size,
         num_attention_heads=config.vision_num_attention_heads,
         ffn_hidden_size=config.vision_ffn_hidden_size,
-        normalization="RMSNorm",
-        layernorm_epsilon=1e-6,
-        activation="swiglu",
-        position_embedding_type="rope",
+        **_KINDS[config.vision_model_type],
     )

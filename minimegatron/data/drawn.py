@@ -1,10 +1,11 @@
 """Pictures that the program draws, with questions about them: count, colour and position.
 
-    drawn(seed, number)  ->  a picture, "Which colour is the circle?", "green"
+    drawn(seed, number)  ->  a picture, ("Which colour is the circle?", "green"), ("How many ...?", "two"), ...
 
-A picture is 2 to 4 cells wide and 2 to 4 high, a cell 8 x 8 pixels on a grey ground with noise. One cell has a circle,
-up to three others have squares, each in one of four colours. The answer is one word, and looking at the picture is the
-only way to it:
+A picture is 2 to 4 cells wide and 2 to 4 high (for an encoder of one size, `cells` of each), a cell 8 x 8 pixels on a
+dark ground with noise. One cell has a circle, up to three others have squares, each in one of four colours. Each
+question is asked once, in any order: a picture costs more than a question. An answer is one word, and looking at the
+picture is the only way to it:
 
 | kind     | question                         | answers             | a guess is right |
 |----------|----------------------------------|---------------------|------------------|
@@ -33,29 +34,35 @@ QUESTIONS = {
 }
 
 
-class Drawn(NamedTuple):
-    """A picture [H, W, 3] of uint8, a question of a kind, and the word that answers it."""
+class Asked(NamedTuple):
+    """A question of a kind, and the word that answers it."""
 
-    picture: np.ndarray
     kind: str
     question: str
     answer: str
 
 
-def drawn(seed: int, number: int) -> Drawn:
-    """Picture `number` of a seed; a function of these two."""
+class Drawn(NamedTuple):
+    """A picture [H, W, 3] of uint8, and a question of each kind."""
+
+    picture: np.ndarray
+    asked: list[Asked]
+
+
+def drawn(seed: int, number: int, cells: int | None = None) -> Drawn:
+    """Picture `number` of a seed, with rows and columns of `cells`; a function of these."""
     random = np.random.default_rng([seed, number])
-    rows, columns = (int(n) for n in random.integers(2, 5, 2))
+    rows, columns = (int(n) for n in random.integers(2, 5, 2)) if cells is None else (cells, cells)
     things = int(random.integers(1, 5))
-    cells = random.permutation(rows * columns)[:things]
-    picture = random.integers(100, 140, (rows * CELL, columns * CELL, 3), dtype=np.uint8)
+    places = random.permutation(rows * columns)[:things]
+    picture = random.integers(20, 60, (rows * CELL, columns * CELL, 3), dtype=np.uint8)
     colours = [list(COLOURS)[i] for i in random.integers(0, len(COLOURS), things)]
-    for place, (cell, colour) in enumerate(zip(cells, colours, strict=True)):
-        _fill(picture, *divmod(int(cell), columns), COLOURS[colour], round=place == 0)
-    kind = list(QUESTIONS)[int(random.integers(len(QUESTIONS)))]
-    row, column = divmod(int(cells[0]), columns)
+    for i, (place, colour) in enumerate(zip(places, colours, strict=True)):
+        _fill(picture, *divmod(int(place), columns), COLOURS[colour], round=i == 0)
+    row, column = divmod(int(places[0]), columns)
     answers = {"count": NUMBERS[things - 1], "colour": colours[0], "row": NUMBERS[row], "column": NUMBERS[column]}
-    return Drawn(picture, kind, QUESTIONS[kind], answers[kind])
+    kinds = [list(QUESTIONS)[i] for i in random.permutation(len(QUESTIONS))]
+    return Drawn(picture, [Asked(kind, QUESTIONS[kind], answers[kind]) for kind in kinds])
 
 
 def _fill(picture: np.ndarray, row: int, column: int, colour: tuple[int, int, int], round: bool) -> None:

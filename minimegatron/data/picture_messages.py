@@ -68,18 +68,22 @@ def url_of(picture: np.ndarray) -> str:
 
 
 def resized(picture: np.ndarray, config: VisionFields, most: int = 1280) -> np.ndarray:
-    """A picture in a size that the model reads, of at most so many tokens (`fitting_size`); bicubic.
+    """A picture in a size that the model reads, of at most so many tokens (`fitting_size`); bicubic; for CLIP the
+    middle of it.
 
     Raises:
         DataError: as `fitting_size`.
     """
     height, width = picture.shape[:2]
     size = fitting_size(height, width, config, most=most)
-    if size == (height, width):
-        return picture
-    from PIL import Image
+    if size != (height, width):
+        from PIL import Image
 
-    return np.asarray(Image.fromarray(picture).resize(size[::-1], Image.Resampling.BICUBIC))
+        picture = np.asarray(Image.fromarray(picture).resize(size[::-1], Image.Resampling.BICUBIC))
+    if config.vision_image_size is None:
+        return picture
+    top, left = ((n - config.vision_image_size) // 2 for n in size)
+    return picture[top : top + config.vision_image_size, left : left + config.vision_image_size]
 
 
 def without_pictures(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:

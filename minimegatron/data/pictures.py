@@ -3,12 +3,15 @@
 The problem in a sentence: pictures have many sizes, a vision transformer reads rows of patches, and the text has a
 number of picture tokens that follows from the size.
 
-A picture of H x W pixels, both multiples of p m, is cut into patches of p x p pixels. A block of m x m patches becomes
-one token of the text. Patches of all pictures of a microbatch stand in one row of patches without padding, as documents
-do in a packed row, and nothing of one picture is seen by another:
+A picture of H x W pixels, both multiples of p m (for CLIP `vision_image_size`), is cut into patches of p x p pixels. A
+block of m x m patches becomes one token of the text. Patches of all pictures of a microbatch stand in one row of
+patches without padding, as documents do in a packed row, and nothing of one picture is seen by another:
 
     pixels   [n, 3 T p p]   a patch a row; a still picture is repeated T times, as a video of T equal frames
     patches  [n, 4]         its row and column in the picture, the number of the picture, the number of the window
+
+CLIP has a class token before the patches of a picture: a row of zeros whose place is -1, -1, of which no token of the
+text knows.
 
 **Windows.** Most layers attend inside windows of w x w pixels. Patches are therefore ordered by window, a window's by
 block, a block's by row, so that a window is a document, too. The order is made here, once, and no layer undoes it:
@@ -19,8 +22,9 @@ instead each picture token knows which row of the projector's output is its own:
 It is made of the whole sequence, before cp, tp and pp see it, and is cut with the tokens. A rank of cp whose tokens
 begin inside a picture has the rows in the middle of the picture, and needs no count of what the ranks before it have.
 
-**Positions.** A word has one position, three times. A picture of H/(pm) x W/(pm) tokens that begins at position i has
-time i everywhere, height i + row and width i + column; the next word has position i + max(rows, columns) (mRoPE).
+**Positions.** With mRoPE a word has one position, three times. A picture of H/(pm) x W/(pm) tokens that begins at
+position i has time i everywhere, height i + row and width i + column; the next word has position i + max(rows,
+columns). With RoPE a picture's tokens are counted as words are.
 
 Wang et al. 2024 (arXiv 2409.12191), section 2.1; Bai et al. 2025 (arXiv 2502.13923), section 2.1. Megatron-LM:
 `examples/multimodal/image_processing.py`.
@@ -56,7 +60,8 @@ class Grid(NamedTuple):
 
 
 def fitting_size(height: int, width: int, config: VisionFields, least: int = 4, most: int = 1280) -> tuple[int, int]:
-    """The size to which a picture is resized: multiples of p m, about its shape, `least` to `most` tokens.
+    """The size to which a picture is resized: multiples of p m, about its shape, `least` to `most` tokens; for CLIP
+    the shorter side is `vision_image_size`, whatever the tokens.
 
     Raises:
         DataError: one side is more than 200 times the other.
@@ -66,6 +71,8 @@ def fitting_size(height: int, width: int, config: VisionFields, least: int = 4, 
         raise DataError(
             f"a picture of {height} x {width} pixels: one side is more than 200 times the other", fix="cut the picture"
         )
+    if (size := config.vision_image_size) is not None:
+        return tuple(int(size * n / min(height, width)) for n in (height, width))  # type: ignore[return-value]
     h, w = (round(n / side) for n in (height, width))
     if h * w > most:
         shrink = math.sqrt(height * width / (most * side * side))
@@ -80,7 +87,7 @@ def patches_of(picture: np.ndarray, config: VisionFields) -> tuple[torch.Tensor,
     """A picture's patches, block by block.
 
     Args:
-        picture: [H, W, 3] of uint8; H and W are multiples of p m.
+        picture: [H, W, 3] of uint8; H and W are multiples of p m, for CLIP both `vision_image_size`.
 
     Returns:
         [n, 3 T p p] in fp32, normalised: the channel varies slowest, then the frame, the row, the column.
@@ -93,6 +100,11 @@ def patches_of(picture: np.ndarray, config: VisionFields) -> tuple[torch.Tensor,
         raise DataError(
             f"a picture of shape {picture.shape}; sides must be multiples of {p * m} pixels, and 3 channels",
             fix="resize it (data.pictures.fitting_size)",
+        )
+    if (size := config.vision_image_size) is not None and picture.shape[:2] != (size, size):
+        raise DataError(
+            f"a picture of shape {picture.shape}, and the encoder sees {size} x {size} pixels",
+            fix="resize it (data.picture_messages.resized)",
         )
     grid = Grid(picture.shape[0] // p, picture.shape[1] // p)
     numbers = torch.from_numpy(picture.astype(np.float32)) / 255
@@ -143,6 +155,10 @@ def arranged(pictures: Sequence[tuple[torch.Tensor, Grid]], config: VisionFields
     tokens = windows = 0
     for number, (of_picture, grid) in enumerate(pictures):
         order, place, found, count = _ordered(grid, m, w)
+        if config.class_tokens:
+            pixels.append(torch.zeros(1, config.patch_channels))
+            patches.append(torch.tensor([[-1, -1, number, windows]]))
+            tokens += 1
         pixels.append(of_picture.unflatten(0, (-1, m * m))[order].flatten(0, 1))
         picture = torch.full((len(found), 1), number)
         patches.append(torch.cat([found[:, :2], picture, found[:, 2:] + windows], 1))
@@ -214,22 +230,21 @@ class Seen(NamedTuple):
     pictures: Sequence[tuple[torch.Tensor, Grid]] = ()
 
 
-def picture_inputs(rows: Sequence[Sequence[Seen]], config: VisionFields, three: bool = True) -> dict[str, torch.Tensor]:
+def picture_inputs(rows: Sequence[Sequence[Seen]], config: VisionFields) -> dict[str, torch.Tensor]:
     """What a batch has beside tokens, labels and masks.
 
     Args:
         rows: the texts of each row of the batch, one after the other; all rows have the same length s.
-        three: tokens have three positions (mRoPE); else one.
 
     Returns:
-        `pixels` and `patches` of all pictures; `picture_rows` [b, s]; `position_ids` [3, b, s] or [b, s], which begin
-        anew with each text.
+        `pixels` and `patches` of all pictures; `picture_rows` [b, s]; `position_ids` [3, b, s] with mRoPE, else [b, s],
+        which begin anew with each text.
 
     Raises:
         DataError: a text has other picture tokens than its pictures need.
     """
     found = arranged([picture for row in rows for seen in row for picture in seen.pictures], config)
-    left, of_tokens, positions = iter(found.rows), [], []
+    left, of_tokens, positions, three = iter(found.rows), [], [], _three(config)
     for row in rows:
         places, of_row = [], []
         for seen in row:
@@ -251,6 +266,11 @@ def picture_inputs(rows: Sequence[Sequence[Seen]], config: VisionFields, three: 
     }
 
 
+def _three(config: VisionFields) -> bool:
+    """Whether a token has three positions."""
+    return config.position_embedding_type == "mrope"  # type: ignore[attr-defined, no-any-return]
+
+
 def blank_inputs(b: int, s: int, config: VisionFields) -> dict[str, torch.Tensor]:
     """What `picture_inputs` gives for `vision_patches_per_sample` patches a sample, all 0: for plans.
 
@@ -262,7 +282,7 @@ def blank_inputs(b: int, s: int, config: VisionFields) -> dict[str, torch.Tensor
         "pixels": torch.zeros(n, config.patch_channels),
         "patches": torch.zeros(n, 4, dtype=torch.int64),
         "picture_rows": torch.zeros(b, s, dtype=torch.int64),
-        "position_ids": torch.zeros(3, b, s, dtype=torch.int64),
+        "position_ids": torch.zeros(*([3] * _three(config)), b, s, dtype=torch.int64),
     }
 
 
@@ -299,9 +319,8 @@ class SeenPrompt:
         self.pictures = pictures
         self.firsts = [first for first, _ in pictures_in(tokens, grids, config)]
         self.stops = [first + grid.tokens(config) for first, grid in zip(self.firsts, grids, strict=True)]
-        self.three = config.position_embedding_type == "mrope"  # type: ignore[attr-defined]
         straight = torch.arange(len(ids)).expand(3, -1)
-        self.positions = picture_positions(tokens, grids, config) if self.three else straight
+        self.positions = picture_positions(tokens, grids, config) if _three(config) else straight
 
     def places(self, start: int, stop: int) -> torch.Tensor:
         """Time, height and width of tokens [start, stop) of the prompt and its answer, [3, n]."""
@@ -320,8 +339,8 @@ def picture_part(
             answer that the step computes.
 
     Returns:
-        `position_ids` [3, 1, n]; and if the tokens are in pictures, `pixels`, `patches` and `picture_rows` [1, n]. Of a
-        prompt that is computed in several steps the pictures of each step's tokens are seen in it.
+        With mRoPE `position_ids` [3, 1, n]; and if the tokens are in pictures, `pixels`, `patches` and `picture_rows`
+        [1, n]. Of a prompt that is computed in several steps the pictures of each step's tokens are seen in it.
     """
     if not any(prompt for prompt, _, _ in parts):
         return None
@@ -336,11 +355,11 @@ def picture_part(
                 pictures.append(picture)
                 places.append((at + begin - start, begin - first, end - begin))
         at += stop - start
-    found: dict[str, torch.Tensor] = {"position_ids": torch.cat(positions, 1)[:, None]}
+    found: dict[str, torch.Tensor] = {"position_ids": torch.cat(positions, 1)[:, None]} if _three(config) else {}
     if pictures:
         seen = arranged([(picture.patches, picture.grid) for picture in pictures], config)
         rows = torch.full((1, at), -1)
         for (to, first, count), of_picture in zip(places, seen.rows, strict=True):
             rows[0, to : to + count] = of_picture[first : first + count]
         found |= {"pixels": seen.pixels, "patches": seen.patches, "picture_rows": rows}
-    return found
+    return found or None

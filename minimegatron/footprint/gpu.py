@@ -213,6 +213,8 @@ _COUNTS: dict[str, Callable[..., float]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _flash_backward,
     "minimegatron.flash_attention": _flash,
     "minimegatron.flash_attention_backward": _flash_backward,
+    "minimegatron.chunk_scan": lambda scores, logs, x, *_, **__: float(x.numel() * x.shape[1]),
+    "minimegatron.chunk_scan_backward": lambda dy, scores, logs, x, *_, **__: 2.0 * x.numel() * x.shape[1],
     "dry_run.attention": lambda q, k, v, share, **_: _attention_flops(q, k, v, share, False),
     "dry_run.attention_backward": lambda dout, q, k, v, out, lse, share, **_: _attention_flops(q, k, v, share, True),
 }

@@ -210,7 +210,7 @@ class Runner:
         for name, value in (("position_ids", 0), ("picture_rows", -1)):
             if name in seen:  # of the dummy sequence, too
                 seen[name] = F.pad(seen[name], (0, len(tokens) - len(batch.tokens)), value=value)
-        if seen:
+        if "position_ids" in seen:
             context = dataclasses.replace(context, position_ids=seen.pop("position_ids"))
         return self._forward(row, context, wanted, len(batch.wanted), **seen)
 

@@ -35,6 +35,7 @@ from minimegatron.errors import DeadlineError
 from minimegatron.kernels import (
     blockwise,
     build,
+    chunk_scan,
     few_rows,
     flash,
     fp8,
@@ -92,6 +93,7 @@ TABLE = {
     "quick_geglu":        Row(None,               None,                       plain.quick_geglu),
     "gelu":               Row(None,               None,                       F.gelu),
     "gelu_tanh":          Row(None,               None,                       plain.gelu_tanh),
+    "quick_gelu":         Row(None,               None,                       plain.quick_gelu),
     "relu":               Row(None,               None,                       F.relu),
     "squared_relu":       Row(None,               None,                       plain.squared_relu),
     "silu":               Row(None,               None,                       F.silu),
@@ -107,6 +109,7 @@ TABLE = {
                               None,                                           paged.on_a_cpu),
     "keep_tokens":        Row(None,               None,                       paged.keep_tokens,
                               None,                       paged.keep_on_a_cpu, "paged_attention"),
+    "chunk_scan":         Row("chunk_scan",       chunk_scan.chunk_scan,      reference.chunk_scan),
     "cross_entropy":      Row("cross_entropy",    cross_entropy_kernel.CrossEntropyPart,     plain.CrossEntropyPart,
                               cross_entropy_kernel.NativeCrossEntropyPart),
     "permutation":        Row("permute",          permute.Permutation,        plain.Permutation),

@@ -62,8 +62,8 @@ def add_norm(
 def activation(kind: str, x: torch.Tensor, *, kernels: str = "auto", **options: Any) -> torch.Tensor:
     """The activation of an MLP: one of `config.activation`.
 
-    gelu, gelu_tanh, relu, squared_relu and silu are elementwise; swiglu, geglu, geglu_tanh and quick_geglu halve the
-    last dim: [..., 2 f] = [gate, up] -> act(gate) * up.
+    gelu, gelu_tanh, quick_gelu, relu, squared_relu and silu are elementwise; swiglu, geglu, geglu_tanh and quick_geglu
+    halve the last dim: [..., 2 f] = [gate, up] -> act(gate) * up.
 
     Args:
         options: `offset` and `limit` of quick_geglu (`plain.quick_geglu`).
@@ -88,6 +88,25 @@ def bias_gelu(
         approximate: the tanh form.
     """
     return choose("bias_gelu", kernels, bias)(product, bias, approximate)  # type: ignore[no-any-return]
+
+
+def chunk_scan(
+    scores: torch.Tensor,
+    logs: torch.Tensor,
+    x: torch.Tensor,
+    documents: torch.Tensor | None = None,
+    *,
+    kernels: str = "auto",
+) -> torch.Tensor:
+    """Mamba-2 within m chunks of l tokens: y_i = sum over j <= i of exp(logs_i - logs_j) scores_ij x_j.
+
+    Args:
+        scores: [m, groups, l, l].
+        logs: [m, heads, l], sums of logarithms of decays.
+        x: [m, l, heads, p]; all in fp32 or fp64.
+        documents: int64 [m, l]; tokens of different ones do not see each other.
+    """
+    return choose("chunk_scan", kernels, scores, logs, x)(scores, logs, x, documents)  # type: ignore[no-any-return]
 
 
 def rope(

@@ -68,6 +68,11 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x sigmoid(1.702 x)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 def squared_relu(x: torch.Tensor) -> torch.Tensor:
     """max(x, 0)^2."""
     return F.relu(x).square()

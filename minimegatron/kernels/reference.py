@@ -54,6 +54,23 @@ def scaled_softmax(
     return z.masked_fill(hidden & ~blind, -torch.inf).softmax(-1).masked_fill(hidden | blind, 0.0).to(x.dtype)
 
 
+def chunk_scan(
+    scores: torch.Tensor, logs: torch.Tensor, x: torch.Tensor, documents: torch.Tensor | None = None
+) -> torch.Tensor:
+    """y_i = sum over j <= i of exp(logs_i - logs_j) scores_ij x_j, in each of m chunks of l tokens.
+
+    scores: [m, groups, l, l]. logs: [m, heads, l]. x: [m, l, heads, p]. documents: [m, l]; tokens of different ones do
+    not see each other.
+    """
+    place = torch.arange(x.shape[1], device=x.device)
+    pairs = place[:, None] >= place
+    if documents is not None:
+        pairs = (pairs & (documents[:, :, None] == documents[:, None]))[:, None, None]
+    a, x = logs.unflatten(1, (scores.shape[1], -1)), x.unflatten(2, (scores.shape[1], -1))  # heads by groups
+    decays = (a[..., None] - a[..., None, :]).masked_fill(~pairs, -torch.inf).exp()
+    return torch.einsum("mgrij,mjgrp->migrp", scores[:, :, None] * decays, x).flatten(2, 3)
+
+
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """[..., 2 f] = [gate, up] -> [..., f]: silu(gate) * up."""
     gate, up = _wide(x).chunk(2, -1)

@@ -3,11 +3,14 @@
     pixels [n, 3 T p p] -> patches x A^T [n, h_v] -> vision layers -> merger [n / m^2, h] -> in place of picture tokens
 
 The vision layers are the decoder's (`models/block`), with sizes of their own (`config/vision`). What differs is the
-attention: it is not causal, and sees a picture, or in most layers a window of it. Both are documents in one row of
-patches (`data/pictures`), so pictures of all sizes share a microbatch without padding. RoPE turns one half of a head's
-pairs by the row of a patch and the other half by its column.
+attention: it is not causal, and sees a picture, or in most of Qwen's layers a window of it. Both are documents in one
+row of patches (`data/pictures`), so pictures of all sizes share a microbatch without padding. A patch's place is
+Qwen's RoPE, which turns one half of a head's pairs by its row and the other half by its column; or a learned position,
+CLIP's, and before the patches of a picture stands a class token. LLaVA reads CLIP before its last layer, so `clip` has
+a layer less here than its file, and no norm behind the last.
 
-The projector (Qwen2-VL's merger) norms patches, lays the m x m of a block end to end, and has two matrices with GELU.
+Qwen's projector (a merger) norms patches and lays the m x m of a block end to end; both kinds have two matrices with
+GELU between them.
 
 How it is cut:
 
@@ -23,7 +26,8 @@ How it is cut:
 A microbatch without a picture runs blocks of padding, of which no token takes a row, so that all ranks send the same
 messages. *Difference from Megatron-LM*, whose `LLaVAModel` gathers the sequence of words and scatters it again.
 
-Bai et al. 2025 (arXiv 2502.13923), section 2.1; Dosovitskiy et al. 2020 (arXiv 2010.11929). Megatron-LM:
+Bai et al. 2025 (arXiv 2502.13923), section 2.1; Liu et al. 2023 (arXiv 2310.03744); Radford et al. 2021 (arXiv
+2103.00020); Dosovitskiy et al. 2020 (arXiv 2010.11929). Megatron-LM:
 `megatron/core/models/multimodal/llava_model.py`, `megatron/core/models/vision/clip_vit_model.py`.
 """
 
@@ -67,13 +71,32 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         p = config.vision_patch_size
-        shape = (config.vision_hidden_size, CHANNELS, config.vision_temporal_patch_size, p, p)
+        frames = () if config.vision_model_type == "clip" else (config.vision_temporal_patch_size,)
+        shape = (config.vision_hidden_size, CHANNELS, *frames, p, p)
         layout = ParamLayout(shape, init=Init(std=config.init_method_std), partial="sequence")
         self.weight = new_parameter(layout, config.dtype)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """[n, 3 T p p] -> [n, 1, h_v]."""
         return linear(pixels.to(self.weight.dtype), self.weight.flatten(1))[:, None]
+
+
+class PatchPositions(nn.Module):
+    """CLIP's: a class token where the row of a patch is negative; and a learned position for it and for each patch."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        assert config.vision_image_size is not None, "a picture of any size has no learned positions"
+        self.columns, h = config.vision_image_size // config.vision_patch_size, config.vision_hidden_size
+        how: dict[str, Any] = {"init": Init(std=config.init_method_std), "partial": "sequence"}
+        self.class_token = new_parameter(ParamLayout((h,), **how), config.dtype)
+        self.weight = new_parameter(ParamLayout((1 + self.columns**2, h), **how), config.dtype)
+
+    def forward(self, x: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
+        """x [n, 1, h_v], patches [n, 4] -> [n, 1, h_v]."""
+        row, column = patches[:, 0], patches[:, 1]
+        number = torch.where(row < 0, 0, 1 + row * self.columns + column)
+        return torch.where((row < 0)[:, None, None], self.class_token, x) + F.embedding(number, self.weight)[:, None]
 
 
 class VisionModel(nn.Module):
@@ -93,10 +116,14 @@ class VisionModel(nn.Module):
     def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
         super().__init__()
         self.vision, self.mesh, self.rng = config.vision, mesh.with_whole_sequences(), rng
-        self.whole = frozenset(config.vision_fullatt_block_indexes)
-        half = self.vision.replace(rotary_percent=0.5)  # the row turns half of a head's channels, the column the other
-        self.register_buffer("inv_freq", inverse_frequencies(half), persistent=False)
         self.conv1 = PatchEmbedding(config)
+        self.position_embeddings = PatchPositions(config) if config.vision_model_type == "clip" else None
+        self.ln_pre = Norm(self.vision) if self.position_embeddings is not None else None
+        self.whole = frozenset(range(self.vision.num_layers))
+        if self.vision.rotates:
+            self.whole = frozenset(config.vision_fullatt_block_indexes)
+            half = self.vision.replace(rotary_percent=0.5)  # the row turns half of a head's channels, the column half
+            self.register_buffer("inv_freq", inverse_frequencies(half), persistent=False)
         spec = decoder_layer_spec(self.vision)
         self.decoder = TransformerBlock(self.vision, self.mesh, spec, range(self.vision.num_layers), False, rng)
 
@@ -106,14 +133,18 @@ class VisionModel(nn.Module):
         With sequence parallelism n is a multiple of t m^2, and the result [n/t, 1, h_v].
         """
         row, column, picture, window = patches.unbind(1)
-        angle = torch.stack([row, column], 1)[:, None, None, :, None].float() * self.inv_freq  # [n, 1, 1, 2, d / 4]
-        rotary = angle.cos().flatten(3), angle.sin().flatten(3)
+        rotary = None
+        if self.vision.rotates:
+            angle = torch.stack([row, column], 1)[:, None, None, :, None].float() * self.inv_freq  # [n, 1, 1, 2, d / 4]
+            rotary = angle.cos().flatten(3), angle.sin().flatten(3)
         whole, windowed = (
             AttentionContext(rotary, AttentionMask(causal=False, document_ids=ids[None])) for ids in (picture, window)
         )
         if self.mesh.sequence_parallel:
-            pixels = c.local_part(pixels, self.mesh.tp, 0)
+            pixels, patches = (c.local_part(each, self.mesh.tp, 0) for each in (pixels, patches))
         x = self.conv1(pixels)
+        if self.position_embeddings is not None and self.ln_pre is not None:
+            x = self.ln_pre(self.position_embeddings(x, patches))
         for group, again in self.decoder.groups(list(self.decoder.layers.values())):
             run = partial(recompute, self._run, rng=self.rng) if again else self._run
             x = run(group, x, whole, windowed)
@@ -128,7 +159,7 @@ class VisionModel(nn.Module):
 
 
 class VisionProjector(nn.Module):
-    """Blocks of m x m patches to rows of the decoder's width: norm, matrix, GELU, matrix.
+    """Blocks of m x m patches to rows of the decoder's width: norm (Qwen's), matrix, GELU, matrix.
 
     Args:
         config: the whole model.
@@ -139,16 +170,17 @@ class VisionProjector(nn.Module):
         super().__init__()
         self.tp, self.kernels, self.sequence_parallel = mesh.tp, config.kernels, mesh.sequence_parallel
         self.block = config.vision_spatial_merge_size**2
-        width = self.block * config.vision_hidden_size
+        width, merges = self.block * config.vision_hidden_size, config.vision_model_type == "qwen2_5_vl"
+        inner = width if merges else config.hidden_size
         init = Init(std=config.init_method_std)
         how: dict[str, Any] = {"init": init, "sequence_parallel": mesh.sequence_parallel, "dtype": config.dtype}
-        self.norm = Norm(config.vision)
-        self.linear_fc1 = ColumnParallelLinear(width, width, mesh.tp, **how)
-        self.linear_fc2 = RowParallelLinear(width, config.hidden_size, mesh.tp, **how)
+        self.norm = Norm(config.vision) if merges else None
+        self.linear_fc1 = ColumnParallelLinear(width, inner, mesh.tp, **how)
+        self.linear_fc2 = RowParallelLinear(inner, config.hidden_size, mesh.tp, **how)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[n, 1, h_v] (or [n/t, 1, h_v]) -> [n / m^2, h] on every rank."""
-        x = self.norm(x).reshape(-1, 1, self.block * x.shape[-1])
+        x = (x if self.norm is None else self.norm(x)).reshape(-1, 1, self.block * x.shape[-1])
         y = ops.activation("gelu", self.linear_fc1(x), kernels=self.kernels)
         rows: torch.Tensor = self.linear_fc2(y)
         if self.sequence_parallel:

@@ -35,7 +35,7 @@ from minimegatron.config import TransformerConfig
 from minimegatron.config.run import RunConfig
 from minimegatron.data.builder import parse_split
 from minimegatron.data.documents import reader_of
-from minimegatron.data.drawn import COLOURS, NUMBERS, QUESTIONS, drawn
+from minimegatron.data.drawn import CELL, COLOURS, NUMBERS, QUESTIONS, drawn
 from minimegatron.data.gpt_dataset import Batch, Dataset
 from minimegatron.data.picture_messages import decoded, resized, with_room, without_pictures
 from minimegatron.data.pictures import Seen, patches_of, picture_inputs
@@ -113,8 +113,14 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
     files: tuple[str, ...] = ()
     trained_on: tuple[tuple[str, str], ...]
     if run.task.examples is not None:
+        size = config.vision_image_size
+        require(
+            size in (None, 2 * CELL, 3 * CELL, 4 * CELL),
+            f"--examples drawn for an encoder of pictures of {size} pixels",
+            f"vision_image_size={4 * CELL}, or fewer cells of {CELL} pixels",
+        )
         for part, wanted in enumerate(num_samples):
-            read = functools.partial(_drawn, 3 * seed + part)
+            read = functools.partial(_drawn, 3 * seed + part, cells=None if size is None else size // CELL)
             sets.append(rows(read, wanted, wanted, None, "drawn pictures") if wanted else None)
         trained_on = ((f"drawn with seed {seed}", "drawn pictures"),)
     else:
@@ -139,7 +145,7 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int]) -> RunData:
 
 def made_tokenizer(folder: str) -> str:
     """The folder of a tokenizer with picture tokens and a chat template, made once below `folder`."""
-    words = [*QUESTIONS.values(), *COLOURS, *NUMBERS, "User: ", "System: "]
+    words = [*QUESTIONS.values(), *COLOURS, *NUMBERS, *(f"User: {asked}" for asked in QUESTIONS.values()), "System: "]
     made_of = hashlib.blake2b(repr((words, TEMPLATE, SPECIAL)).encode(), digest_size=4).hexdigest()
     home = os.path.join(folder, f"drawn-pictures-{made_of}")
 
@@ -150,10 +156,14 @@ def made_tokenizer(folder: str) -> str:
     return os.path.join(home, "tokenizer")
 
 
-def _drawn(seed: int, number: int) -> Line:
-    found = drawn(seed, number)
-    asks = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": found.question}]}
-    return Line([asks, {"role": "assistant", "content": found.answer}], [found.picture])
+def _drawn(seed: int, number: int, cells: int | None) -> Line:
+    picture, asked = drawn(seed, number, cells)
+    messages: list[dict[str, Any]] = []
+    for _, question, answer in asked:
+        look = [] if messages else [{"type": "image"}]
+        messages.append({"role": "user", "content": [*look, {"type": "text", "text": question}]})
+        messages.append({"role": "assistant", "content": answer})
+    return Line(messages, [picture])
 
 
 Numbered = tuple[str, bytes]  # file and number of a line, the line
@@ -211,7 +221,7 @@ class PictureRows(Dataset):
         self.encoder, self.config, self.sequence_length, self.read = encoder, config, sequence_length, read
         self.count, self.seed, self.label = count, seed, name
         self.num_epochs = max(1, -(-num_samples // count))
-        self.tokens_of = functools.lru_cache(maxsize=4096)(self._tokens_of)
+        self.tokens_of = functools.lru_cache(maxsize=8192)(self._tokens_of)
         self.order_of = functools.lru_cache(maxsize=2)(self._order_of)
 
     @property
@@ -245,8 +255,7 @@ class PictureRows(Dataset):
             labels.append(torch.cat([ids[1:], ids.new_full((padding,), self._padding)]))
             masks.append(torch.cat([counts[1:], torch.zeros(padding)]))
         tokens = torch.stack([torch.cat([seen.ids for seen in row]) for row in rows])
-        three = self.config.position_embedding_type == "mrope"
-        inputs = picture_inputs(rows, self.config, three)
+        inputs = picture_inputs(rows, self.config)
         return {"tokens": tokens, "labels": torch.stack(labels), "loss_mask": torch.stack(masks), **inputs}
 
     @property

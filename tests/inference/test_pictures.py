@@ -19,7 +19,7 @@ from minimegatron.inference.sequence import Request
 from minimegatron.models.families import family_config
 from tests.axes import PP, SP, TP
 from tests.inference.ranked import answers_on_ranks, build
-from tests.parallel.test_vision_twin import SEES
+from tests.parallel.test_vision_twin import CLIP, SEES
 from tests.thorough import mostly_thorough
 from tests.twin import weights
 
@@ -27,21 +27,21 @@ SMALL = EngineConfig(max_model_len=40, page_size=4)
 
 
 @functools.cache
-def config() -> TransformerConfig:
+def config(of: str = "qwen2_5_vl") -> TransformerConfig:
     sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2, "vocab_size": 57}
     more = {"ffn_hidden_size": 48, "make_vocab_size_divisible_by": 4, "max_position_embeddings": 64}
-    fields: dict[str, Any] = {**sizes, **more, **SEES}
+    fields: dict[str, Any] = {**sizes, **more, **(SEES if of == "qwen2_5_vl" else CLIP)}
     return family_config(fields.pop("family"), **fields)
 
 
 @functools.cache
-def model() -> Any:
-    return build(config(), weights(config(), 0))
+def model(of: str = "qwen2_5_vl") -> Any:
+    return build(config(of), weights(config(of), 0))
 
 
-def picture(rows: int, columns: int, seed: int) -> Picture:
-    shape = (4 * rows, 4 * columns, 3)  # a token is 4 x 4 pixels
-    return Picture(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8), config())
+def picture(rows: int, columns: int, seed: int, of: str = "qwen2_5_vl") -> Picture:
+    shape = (4 * rows, 4 * columns, 3)  # a token is 4 x 4 pixels; of LLaVA four tokens are
+    return Picture(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8), config(of))
 
 
 def prompt(*counts: int) -> tuple[int, ...]:
@@ -61,19 +61,19 @@ REQUESTS = [
 ]
 
 
-def of_the_whole(request: Request, answer: list[int]) -> torch.Tensor:
+def of_the_whole(request: Request, answer: list[int], of: str) -> torch.Tensor:
     """Log-probabilities of every token but the first, by one forward pass."""
     ids = torch.tensor([*request.prompt, *answer])
     pictures = [(each.patches, each.grid) for each in request.pictures]
     with torch.no_grad():
-        logits = model().full_logits(ids[None], **picture_inputs([[Seen(ids, pictures)]], config()))[0]
+        logits = model(of).full_logits(ids[None], **picture_inputs([[Seen(ids, pictures)]], config(of)))[0]
     assert not answer or (logits[len(request.prompt) - 1 : -1].argmax(-1) == ids[len(request.prompt) :]).all()
     return logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
 
 
-def check(request: Request, answers: Any) -> None:
+def check(request: Request, answers: Any, of: str = "qwen2_5_vl") -> None:
     for answer in answers:
-        want, n = of_the_whole(request, answer.answer), len(request.prompt)
+        want, n = of_the_whole(request, answer.answer, of), len(request.prompt)
         torch.testing.assert_close(torch.tensor(answer.log_probs), want[n - 1 :], rtol=0, atol=1e-5)
         if answer.prompt_log_probs:
             torch.testing.assert_close(torch.tensor(answer.prompt_log_probs), want[: n - 1], rtol=0, atol=1e-5)
@@ -95,6 +95,20 @@ def test_answers_are_those_of_the_whole_sequence(name):
         for request, answers in zip(REQUESTS, complete(engine, REQUESTS), strict=True):
             check(request, answers)
     assert engine.scheduler.preemptions if name == "pages for two" else engine.scheduler.blocks.hits
+
+
+def test_a_class_token_is_no_token_of_the_text():
+    seen = [picture(1, 1, seed, "llava") for seed in range(3)]
+    requests = [
+        Request(prompt(4, 4), 9, log_probs=0, prompt_log_probs=0, pictures=(seen[0], seen[1])),
+        Request((1, 2, 3), 6, log_probs=0),
+        Request(prompt(4, 4), 9, log_probs=0, pictures=(seen[0], seen[2])),
+    ]
+    engine = Engine(model("llava"), CONFIGS["chunks of 5 tokens, so that pictures are cut"])
+    for _ in range(2):
+        for request, answers in zip(requests, complete(engine, requests), strict=True):
+            check(request, answers, "llava")
+    assert engine.scheduler.blocks.hits
 
 
 @pytest.mark.parametrize("layout", mostly_thorough([{TP: 2, SP: True}, {TP: 2}, {PP: 2}], [0]))

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from minimegatron.kernels import build, flash, fp8, operators, pointwise
+from minimegatron.kernels import build, chunk_scan, flash, fp8, operators, pointwise
 from tests.kernels.compare import random
 from tests.thorough import mostly_thorough
 
@@ -43,7 +43,14 @@ def run_flash() -> list[torch.Tensor]:
     return [out.detach(), lse, *torch.autograd.grad(out, (q, k, v), random(1, 1, 96, 16, seed=4))]
 
 
-RUNS = {"softmax": run_softmax, "fp8": run_fp8, "flash_attention": run_flash}
+def run_chunk_scan() -> list[torch.Tensor]:
+    given = [random(1, 1, 96, 96), -random(1, 2, 96, seed=1).abs().cumsum(-1), random(1, 96, 2, 40, seed=2)]
+    tensors = [t.requires_grad_() for t in given]
+    y = chunk_scan.chunk_scan(*tensors)
+    return [y.detach(), *torch.autograd.grad(y, tensors, random(1, 96, 2, 40, seed=3))]
+
+
+RUNS = {"softmax": run_softmax, "fp8": run_fp8, "flash_attention": run_flash, "chunk_scan": run_chunk_scan}
 
 
 def source(name: str) -> str:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minimegatron.errors import ConfigError
 from minimegatron.kernels import (
+    chunk_scan,  # noqa: F401
     cross_entropy,
     flash,
     fp8,  # noqa: F401  defines operators that are looked up by name
@@ -46,6 +47,7 @@ def grad(*shape: int, seed: int = 0) -> torch.Tensor:
     ("unpermute", (grad(24, 3), SLOTS, PLACES, grad(12, 2))),
     ("flash_attention", (grad(1, 2, 3, 2), grad(1, 1, 4, 2), grad(1, 1, 4, 2), 0.6, True)),
     ("flash_attention", (grad(1, 2, 3, 2), grad(1, 1, 4, 2), grad(1, 1, 4, 2), 0.6, True, True)),
+    ("chunk_scan", (grad(2, 1, 3, 3), grad(2, 2, 3), grad(2, 3, 2, 4), torch.zeros(2, 3, dtype=torch.int64))),
     ("fp8_cast", (random(3, 5), ONE, 0.0, torch.zeros(()), False, True)),
     ("fp8_cast", (random(3, 5), torch.ones(3), 448.0, None, False, True)),
     ("fp8_amax", (random(3, 5),)),

@@ -103,6 +103,7 @@ def test_presets_make_models_that_fit_their_name(name):
         "mamba2-130m": 0.129e9, "mamba2-1.3b": 1.344e9, "mamba2-2.7b": 2.703e9, "nemotron-h-8b": 8.10e9,
         "nemotron-3-nano-30b-a3b": 31.58e9, "qwen3-next-80b-a3b": 79.67e9, "qwen2.5-vl-3b": 3.755e9,
         "qwen2.5-vl-7b": 8.292e9, "laptop-vlm": 0.4297e6,
+        "llava-1.5-7b": 7.051e9, "llava-1.5-13b": 13.339e9, "laptop-llava": 0.3484e6,
     }  # fmt: skip
     assert count_parameters(config) == pytest.approx(promised[name], rel=2e-3)
 

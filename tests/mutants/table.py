@@ -82,7 +82,8 @@ _BERT_DATA, _BERT_ROWS = "minimegatron/data/bert_dataset.py", "tests/data/test_b
 _BERT_SP = "tests/parallel/test_bert_twin.py::test_two_ranks[0]"
 _OF_BERT = "tests/models/test_bert.py -k gradients"
 _SEES, _SEEN_ANSWERS = "tests/models/test_vision.py -k every_gradient", "tests/inference/test_pictures.py -k whole"
-_SEES_SP, _SEES_CP = (f"tests/parallel/test_vision_twin.py::test_two_ranks[{i}]" for i in (1, 2))
+_SEES_SP, _SEES_CP, _CLIP_SP = (f"tests/parallel/test_vision_twin.py::test_two_ranks[{i}]" for i in (1, 2, 12))
+_CLIP = "tests/models/test_llava.py -k every_gradient"
 _GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
 
 MUTANTS = (
@@ -1037,8 +1038,18 @@ MUTANTS = (
         "masked_exp(a[..., -1:] - a, None)", _CHUNKS,
     ),
     Mutant(
-        "decays of later tokens are computed and then dropped", _SCAN, "log.masked_fill(~keep, -torch.inf)).exp()",
-        "log).exp() * (1.0 if keep is None else keep)", "tests/layers/ssm/test_scan.py -k overflow",
+        "decays of later tokens are computed and then dropped", "minimegatron/kernels/reference.py",
+        ".masked_fill(~pairs, -torch.inf).exp()", ".exp() * pairs", "tests/layers/ssm/test_scan.py -k overflow",
+    ),
+    Mutant(
+        "the kernel of a chunk passes the border of documents", "minimegatron/kernels/csrc/chunk_scan.cu",
+        "documents[m * l + later] == documents[m * l + earlier]", "documents[m * l + later] >= documents[m * l]",
+        "tests/kernels/test_chunk_scan.py -k formulas",
+    ),
+    Mutant(
+        "a head reads the scores of the first group", "minimegatron/kernels/csrc/chunk_scan.cu",
+        "(m * c.groups + head / (c.heads / c.groups))", "(m * c.groups)",
+        "tests/kernels/test_chunk_scan.py -k formulas",
     ),
     Mutant(
         "a tap sees the document before", _CONV, "rows[i : i + n] * same.t()[..., None]", "rows[i : i + n]", _PACKED,
@@ -1527,6 +1538,31 @@ MUTANTS = (
     Mutant(
         "a chunk begins with a picture's first row", "minimegatron/data/pictures.py",
         "of_picture[first : first + count]", "of_picture[:count]", _SEEN_ANSWERS,
+    ),
+    Mutant(
+        "the class token has the first patch's position", "minimegatron/models/vision.py", "torch.where(row < 0, 0,",
+        "torch.where(row < 0, 1,", _CLIP,
+    ),
+    Mutant(
+        "a picture's tokens begin with the class token", "minimegatron/data/pictures.py", "            tokens += 1",
+        "            tokens += 0", _CLIP,
+    ),
+    Mutant(
+        "a token of a text takes CLIP's last layer", "minimegatron/models/families/llava.py", "layers + 1 + read",
+        "layers + 2 + read", _CLIP,
+    ),
+    Mutant(
+        "CLIP's GELU is the exact one", "minimegatron/config/vision.py", '"activation": "quick_gelu"',
+        '"activation": "gelu"', _CLIP,
+    ),
+    Mutant(
+        "the gradient of CLIP's positions is that of a rank's patches", "minimegatron/models/vision.py",
+        ', "partial": "sequence"}', "}", _CLIP_SP,
+    ),
+    Mutant(
+        "layers behind the one that is read hide tensors of the others", "minimegatron/models/families/llava.py",
+        "range(config.vision_num_layers or 0, 100)", "range(100)",
+        "tests/models/test_llava.py -k is_not_left_out",
     ),
     Mutant(
         "the question counts", "minimegatron/posttraining/vlm.py", "masks.append(torch.cat([counts[1:],",

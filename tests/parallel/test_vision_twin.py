@@ -15,6 +15,11 @@ SEES: dict[str, Any] = {
     "vision_hidden_size": 32, "vision_num_attention_heads": 4, "vision_ffn_hidden_size": 24, "vision_patch_size": 2,
     "vision_temporal_patch_size": 1, "vision_window_size": 8, "vision_fullatt_block_indexes": (1,),
 }  # fmt: skip
+# LLaVA: pictures of 2 x 2 patches and a class token, an odd number of rows
+CLIP: dict[str, Any] = {
+    "family": "llava", "image_token_id": 56, "vision_num_layers": 2, "vision_hidden_size": 24,
+    "vision_num_attention_heads": 4, "vision_ffn_hidden_size": 40, "vision_patch_size": 2, "vision_image_size": 4,
+}  # fmt: skip
 FULL = {"recompute_granularity": "full"}
 CORES = {"recompute_granularity": "selective", "recompute_modules": ("core_attn", "layernorm", "mlp")}
 PARTS = ("vision_model.*", "decoder.layers.*")  # LLaVA's first stage of training: the projector learns
@@ -37,10 +42,18 @@ TWO = [
     case({}, sharding="optim", accumulation=2, overlap=True, freeze=PARTS),
     case({TP: 2, SP: True}, SEES | FULL, accumulation=2, freeze=PARTS),
     case({TP: 2, SP: True, PP: 1}, SEES | {"num_query_groups": 1}, accumulation=2),
+    case({TP: 2, SP: True}, CLIP | CORES, accumulation=3),
+    case({CP: 2}, CLIP, documents=True, accumulation=3),
+    case({TP: 2}, CLIP, accumulation=2),
+    case({PP: 2}, CLIP | FULL, accumulation=3),
+    case({}, CLIP, sharding="optim_grads_params", accumulation=3, overlap=True, empty_rank=1),
+    case({}, CLIP, sharding="fsdp2", accumulation=2),
+    case({}, CLIP, sharding="optim", accumulation=2, overlap=True, freeze=PARTS),
+    case({CP: 2, "cp_comm_type": "a2a"}, CLIP | FULL, accumulation=2),
 ]
 
 
-@pytest.mark.parametrize("which", mostly_thorough(range(len(TWO)), [0, 1, 2, 3, 4], [1, 2]))
+@pytest.mark.parametrize("which", mostly_thorough(range(len(TWO)), [0, 1, 2, 3, 4, 12, 13], [1, 2]))
 def test_two_ranks(assert_same_as_serial, which):
     assert_same_as_serial(TWO[which], dp=1 if {TP, PP, CP} & TWO[which].layout.keys() else 2)
 
@@ -50,6 +63,8 @@ FOUR = [
     case({PP: 2, TP: 2, SP: True}, SEES | FULL, accumulation=2),
     case({CP: 4}, accumulation=2),
     case({TP: 4, SP: True}, accumulation=3),
+    case({CP: 2, TP: 2, SP: True}, CLIP | CORES, documents=True, accumulation=2),
+    case({PP: 2, TP: 2, SP: True}, CLIP | FULL, accumulation=2),
 ]
 
 

@@ -24,7 +24,7 @@ from tests.thorough import mostly_thorough
 
 MODEL = (
     "--preset laptop-vlm --hidden-size 32 --num-query-groups 2 --ffn-hidden-size 32 --mrope-section 1 1 2 "
-    "--vision-hidden-size 32 --vision-ffn-hidden-size 32 --seq-length 48 --global-batch-size 8 --lr 3e-3 "
+    "--vision-hidden-size 32 --vision-ffn-hidden-size 32 --seq-length 64 --global-batch-size 8 --lr 3e-3 "
     "--lr-decay-style constant --train-iters 2 "
 )
 
@@ -47,7 +47,8 @@ def curve(rank: int, world: int, line: str) -> list[dict[str, float]]:
 def test_an_answer_is_seen_in_the_picture():
     kinds = set()
     for number in range(60):
-        picture, kind, _, answer = drawn(7, number)
+        picture, asked = drawn(7, number)
+        kinds.add(asked[0].kind)
         cells = picture.reshape(picture.shape[0] // CELL, CELL, -1, CELL, 3).transpose(0, 2, 1, 3, 4)
         found, round_at = {}, None
         for row, of_row in enumerate(cells):
@@ -61,9 +62,9 @@ def test_an_answer_is_seen_in_the_picture():
         assert round_at is not None
         row, column = round_at
         wanted = {"count": NUMBERS[len(found) - 1], "colour": found[round_at]}
-        assert answer == (wanted | {"row": NUMBERS[row], "column": NUMBERS[column]})[kind]
-        kinds.add(kind)
-    assert len(kinds) == 4
+        wanted |= {"row": NUMBERS[row], "column": NUMBERS[column]}
+        assert {each.kind: each.answer for each in asked} == wanted
+    assert len(kinds) == 4, "any question comes first"
 
 
 def lines(path: Path, *messages: list[dict[str, Any]]) -> str:
@@ -132,6 +133,20 @@ def test_another_picture_token_or_another_model_is_refused(tmp_path):
     words = "--num-layers 1 --hidden-size 32 --seq-length 48 --train-iters 1 --examples drawn --global-batch-size 8"
     with pytest.raises(ConfigError, match="has no vision encoder"):
         build_trainer(parse_args(shlex.split(words), 1, task="vlm"), task=TASKS["vlm"], quiet=True)
+
+
+def test_an_encoder_of_one_size_sees_pictures_of_it(tmp_path):
+    size = f"--preset laptop-llava --examples drawn --corpus-path {tmp_path} --seq-length 64 --micro-batch-size 2"
+    run = parse_args(shlex.split(size), 1, task="vlm")
+    trainer = build_trainer(run, task=TASKS["vlm"], quiet=True)
+    batch = trainer.train_set.batch([0, 1])
+    trainer.close()
+    assert batch["pixels"].shape == (2 * 17, 3 * 8 * 8) and (batch["picture_rows"] >= 0).sum() == 2 * 16
+    assert (batch["patches"][:, 0] < 0).nonzero().flatten().tolist() == [0, 17] and batch["position_ids"].dim() == 2
+    with pytest.raises(ConfigError, match="pictures of 40 pixels"):
+        build_trainer(
+            parse_args(shlex.split(f"{size} --vision-image-size 40"), 1, task="vlm"), task=TASKS["vlm"], quiet=True
+        )
 
 
 def test_accuracy_counts_answers_that_greedy_decoding_would_give():

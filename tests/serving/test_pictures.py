@@ -50,7 +50,8 @@ def ask(server, *urls, text="Which colour is the circle?", **more):
 def test_an_answer_is_that_of_the_engine(sees):
     found = {}
     for number in (0, 1):
-        picture, _, question, _ = drawn(3, number)
+        picture, asked = drawn(3, number)
+        question = asked[0].question
         answer = ask(sees, url_of(picture), text=question)
         seen = Picture(picture, sees.engine.model.config)
         room = "<|image_pad|>" * (seen.grid.rows * seen.grid.columns // 4)

@@ -83,6 +83,11 @@ SEES = {
     "vision_hidden_size": 64, "vision_num_attention_heads": 4, "vision_ffn_hidden_size": 128, "vision_patch_size": 4,
     "vision_window_size": 16, "vision_fullatt_block_indexes": (1,), "vision_patches_per_sample": 24,
 }  # fmt: skip
+CLIP = {  # a picture of 3 x 3 patches, and its class token, in each row
+    "image_token_id": 127, "vision_model_type": "clip", "vision_num_layers": 3, "vision_hidden_size": 64,
+    "vision_num_attention_heads": 4, "vision_ffn_hidden_size": 128, "vision_patch_size": 4, "vision_image_size": 12,
+    "vision_spatial_merge_size": 1, "vision_temporal_patch_size": 1, "vision_patches_per_sample": 10,
+}  # fmt: skip
 OVER_HEADS = {"layernorm_placement": "output", "qk_layernorm": True, "qk_layernorm_over_heads": True}
 # name -> (ranks, fields of the layout, fields of the model; `documents`, `optimizer` and `spec` are the run's)
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
@@ -202,6 +207,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "sees": (1, {}, SEES),
     "sees, recompute": (1, {}, SEES | FULL),
     "sees, tp2 sp, bf16": (2, TP2, SEES | BF16),
+    "llava": (1, {}, CLIP),
+    "llava, recompute": (1, {}, CLIP | FULL),
+    "llava, tp2 sp, bf16": (2, TP2, CLIP | BF16),
     "pp2, stage 1": (4, {"pipeline_model_parallel_size": 2, "data_parallel_sharding_strategy": "optim"}, {}),
 }  # fmt: skip
 
@@ -210,7 +218,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 ORDINARY = {
     "stage 1", "stage 3, recompute", "tp2 sp, bf16, recompute", "pp2 interleaved", "cp2 ring", "ep2, all tokens to all",
     "latent experts, bf16", "fp8 tp2 sp, delayed", "selective", "documents", "strange, pp2, recompute",
-    "encoder and decoder, zb-h1", "hybrid, tp2 sp, bf16", "sees, tp2 sp, bf16",
+    "encoder and decoder, zb-h1", "hybrid, tp2 sp, bf16", "sees, tp2 sp, bf16", "llava",
 }  # fmt: skip
 QUICK = {"stage 1", "selective", "documents"}
 

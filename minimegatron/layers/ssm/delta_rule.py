@@ -90,7 +90,7 @@ class DeltaRule:
         beta = chunks(beta.to(q.dtype))  # [c, b, g, r, l]
         v = chunks(v.to(q.dtype)) * beta[..., None]  # [c, b, g, r, l, v]
         a = chunks(g).cumsum(-1)
-        pairs, to_end, from_start, ends = in_one_document(segments, s, length, q.device)
+        pairs, to_end, from_start, ends, _ = in_one_document(segments, s, length, q.device)
         throughout = None if ends is None else (ends[1:] == ends[:-1])[:, :, None, None]
         decays = masked_exp(a[..., None] - a[..., None, :], pairs)
         system = (k @ k.mT) * decays * beta[..., None]  # I + L, of which the part below the diagonal is read

@@ -31,6 +31,7 @@ Dao and Gu 2024 (arXiv 2405.21060). Megatron-LM: `megatron/core/ssm/mamba_mixer.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,7 @@ class MambaMixer(nn.Module):
         self.A_log = of_heads(Init(std=1.0, of=initial_A_log))
         self.dt_bias = of_heads(Init(std=1.0, of=initial_dt_bias))
         self.D = of_heads(Init(value=1.0))
-        self.ssd = OverPieces(Scan, config.mamba_chunk_size, mesh)
+        self.ssd = OverPieces(functools.partial(Scan, kernels=config.kernels), config.mamba_chunk_size, mesh)
         if config.recomputes("core_attn"):
             recompute_module(self.ssd, rng)
         self.norm = GatedNorm(config, inner, tp)
@@ -203,7 +204,7 @@ class MambaMixer(nn.Module):
             y, h = step(x[0], dt[0], g[0], B[0], C[0], h)
             y = y[None]
         else:
-            y, h = Scan(x, dt, g, B, C, self.ssd.chunk_size).outputs(h)
+            y, h = self.ssd.recurrence(x, dt, g, B, C, self.ssd.chunk_size).outputs(h)
         state.write_sequences(conv=tail, ssm=h)
         return state.unpadded(self._skip(y, x))
 

@@ -25,8 +25,9 @@ from chunk to chunk states are carried, by one more product for each `BLOCK` chu
 
 Work: s (2 l (n / r + p) + 4 p n) FLOPs a head, with r heads a group; attention has s in place of l. Memory for the
 backward pass: above all the decays and weights within chunks, 8 s l bytes a head; `--recompute-activations` computes
-them again. A chunk that is not full is padded with dt = 0, which neither fades the state nor adds to it. With documents
-nothing passes their borders: each of the four formulas loses the terms that would.
+them again, and on a GPU the kernel of `ops.chunk_scan` makes them where it uses them, in both passes. A chunk that is
+not full is padded with dt = 0, which neither fades the state nor adds to it. With documents nothing passes their
+borders: each of the four formulas loses the terms that would.
 
 Everything is computed in fp32 (fp64 for fp64): decays multiply up over the whole sequence.
 
@@ -40,6 +41,8 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+
+from minimegatron.kernels import ops
 
 BLOCK = 32  # chunks whose states are carried by one product
 
@@ -55,6 +58,7 @@ class Scan:
         chunk_size: l.
         segments: [b, 1 + s], numbers of the documents of the tokens and of the token before them; None for one
             document.
+        kernels: `config.kernels`.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Scan:
         C: torch.Tensor,
         chunk_size: int,
         segments: torch.Tensor | None = None,
+        kernels: str = "auto",
     ) -> None:
         s, groups, wide = len(x), B.shape[2], torch.promote_types(x.dtype, torch.float32)
         length = min(chunk_size, s)
@@ -80,10 +85,16 @@ class Scan:
         x = chunks(x.to(wide) * dt[..., None]).unflatten(3, (groups, -1))  # [c, b, l, g, r, p]
         B, self._C = chunks(B.to(wide)), chunks(C.to(wide))  # [c, b, l, g, n]
         a = chunks(g).cumsum(2).unflatten(3, (groups, -1)).permute(0, 1, 3, 4, 2)  # [c, b, g, r, l]
-        pairs, to_end, from_start, self._documents = in_one_document(segments, s, length, x.device)
-        decays = masked_exp(a[..., None] - a[..., None, :], pairs)
-        within = torch.einsum("cblgn,cbmgn->cbglm", self._C, B)[:, :, :, None] * decays
-        self._within = torch.einsum("cbgrlm,cbmgrp->cblgrp", within, x)
+        _, to_end, from_start, self._documents, of = in_one_document(segments, s, length, x.device)
+        scores = torch.einsum("cblgn,cbmgn->cbglm", self._C, B)
+        within = ops.chunk_scan(
+            scores.flatten(0, 1),
+            a.flatten(2, 3).flatten(0, 1),
+            x.flatten(3, 4).flatten(0, 1),
+            None if of is None else of.flatten(0, 1),
+            kernels=kernels,
+        )
+        self._within = within.view(x.shape)
         kept = masked_exp(a[..., -1:] - a, to_end).permute(0, 1, 4, 2, 3)[..., None] * x
         self._states = torch.einsum("cblgrp,cblgn->cbgrpn", kept, B).flatten(2, 3)
         self._logs = a[..., -1].flatten(2, 3)
@@ -162,12 +173,14 @@ class InOneDocument(NamedTuple):
         pairs: [l, l] or [c, b, 1, 1, l, l], tokens with those before them, in their chunk.
         to_end, from_start: [c, b, 1, 1, l], tokens with the last one of their chunk, and with the one before it.
         ends: [1 + c, b], the documents of the token before the piece, and of each chunk's last.
+        of: [c, b, l], the documents of the tokens.
     """
 
     pairs: torch.Tensor
     to_end: torch.Tensor | None = None
     from_start: torch.Tensor | None = None
     ends: torch.Tensor | None = None
+    of: torch.Tensor | None = None
 
 
 def in_one_document(segments: torch.Tensor | None, s: int, length: int, device: torch.device) -> InOneDocument:
@@ -181,7 +194,7 @@ def in_one_document(segments: torch.Tensor | None, s: int, length: int, device: 
     ends = torch.cat([segments[None, :, 0], of[:, :, -1]])
     pairs = pairs & (of[..., None] == of[:, :, None])[:, :, None, None]
     to_end, from_start = ((of == end[..., None])[:, :, None, None] for end in (ends[1:], ends[:-1]))
-    return InOneDocument(pairs, to_end, from_start, ends)
+    return InOneDocument(pairs, to_end, from_start, ends, of)
 
 
 def masked_exp(log: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:

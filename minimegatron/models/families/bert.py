@@ -157,7 +157,7 @@ def family(
             parts=(SIZES, ACTIVATION, WITHOUT_EFFECT, ONE, heads(prefix)),
             tensors=rows(norms),
             prefix="bert.",
-            left_out=("bert.embeddings.position_ids", "bert.pooler.", "cls."),  # heads that `architectures` has not
+            left_out=lambda config: ("bert.embeddings.position_ids", "bert.pooler.", "cls."),  # heads of other classes
             older={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
             tied={
                 "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",

@@ -93,7 +93,7 @@ class Family:
         aliases: other names of a key, which transformers accepts.
         flat: `config.json` with the keys of a language model inside of it at the top, as older files have them.
         prefix: prefix of their names, which files may leave out.
-        left_out: what the names of tensors begin with that the family's class does not read either.
+        left_out: what the names of tensors begin with that the family's class does not read either; of a model.
         tied: names under which files may store a tensor of the rows once more -> its name in the rows; {} is
             `lm_head.weight` for the embedding.
         renamed: part of a name in their model in memory -> as published.
@@ -115,7 +115,7 @@ class Family:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     flat: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     prefix: str = ""
-    left_out: tuple[str, ...] = ()
+    left_out: Callable[[TransformerConfig], tuple[str, ...]] = lambda config: ()
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     older: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -135,6 +135,8 @@ class Family:
             return False
         hybrid = config.hybrid_override_pattern is not None
         if self.has("cross_attention") != config.has("cross_attention") or self.has("vision") != config.sees:
+            return False
+        if config.sees and self.fields.get("vision_model_type", "qwen2_5_vl") != config.vision_model_type:
             return False
         if self.has("mamba") != hybrid or self.has("gated_delta_net") != config.has("gated_delta_net"):
             return False
@@ -164,7 +166,7 @@ class Family:
         """
         if not self.is_like(config):
             names = "num_experts hybrid_override_pattern linear_attention_freq encoder_num_layers".split()
-            names.append("vision_num_layers")
+            names += ["vision_num_layers", "vision_model_type"]
             raise ConfigError(", ".join(f"{name}: {getattr(config, name)!r} here" for name in names))
         keys: dict[str, Any] = {"model_type": self.name, "architectures": [self.architecture]}
         for part in (_TIED, *self.parts):

@@ -39,6 +39,7 @@ HARMLESS = frozenset(
     encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id
     begin_suppress_tokens suppress_tokens remove_invalid_values output_scores return_dict_in_generate
     time_step_rank classifier_dropout dropout_rate initializer_factor n_positions
+    image_seq_length ignore_index projection_dim
     video_token_id vision_start_token_id vision_end_token_id vision_token_id tokens_per_second
     attn_implementation _attn_implementation _attn_implementation_autoset max_window_layers _sliding_window_pattern
     """.split()

@@ -18,7 +18,7 @@ _ROPE = {
 _OF_2 = {"max_position_embeddings": 4096}
 _OF_3 = {"num_query_groups": 8, **_ROPE}
 
-register(
+LLAMA = register(
     Family(
         name="llama",
         architecture="LlamaForCausalLM",

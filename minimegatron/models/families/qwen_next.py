@@ -120,6 +120,6 @@ register(
             *EXPERT_ROWS,
             *SHARED_ROWS,
         ),
-        left_out=("mtp.",),
+        left_out=lambda config: ("mtp.",),
     )
 )  # fmt: skip

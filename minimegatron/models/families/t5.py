@@ -176,6 +176,6 @@ register(
         tied=dict.fromkeys(
             ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
         ),
-        left_out=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
+        left_out=lambda config: ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
     )
 )  # fmt: skip

@@ -1,0 +1,257 @@
+"""LLaVA: CLIP's view of a picture, logits and every gradient are those of transformers."""
+
+from __future__ import annotations
+
+import functools
+import json
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from minimegatron.checkpoint.conversion import logical_tensors, open_model
+from minimegatron.checkpoint.hf_config import config_from_huggingface, config_to_huggingface
+from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
+from minimegatron.config.same_model import differing
+from minimegatron.data.picture_messages import resized
+from minimegatron.data.pictures import Grid, Seen, patches_of, picture_inputs
+from minimegatron.errors import CheckpointError, ConfigError, DataError
+from minimegatron.layers.param import logical_parameters
+from minimegatron.layers.rope import inverse_frequencies
+from minimegatron.models.families import family_config, preset
+from minimegatron.training.step import forward_step
+from tests.models.in_fp64 import in_fp64
+from tests.models.test_vision import TOKEN, WORD, a_picture, in_ours, ours_from, read
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 99, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}  # fmt: skip
+# Pictures of 3 x 3 patches; the third layer is not read, and heads have 10 channels, which no RoPE could halve twice.
+VISION: dict[str, Any] = {
+    "hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 12,
+    "patch_size": 4,
+}  # fmt: skip
+
+
+def texts(config: Any) -> list[list[Seen]]:
+    """Two rows of 40 tokens with three pictures."""
+    generator, rows = torch.Generator().manual_seed(0), []
+    for i, count in enumerate((2, 1)):
+        ids, pictures = torch.randint(0, WORD, (40,), generator=generator), []
+        for j in range(count):
+            pictures.append(patches_of(a_picture(12, 12, 10 * i + j), config))
+            ids[3 + 11 * j : 12 + 11 * j] = TOKEN
+        rows.append([Seen(ids, pictures)])
+    return rows
+
+
+class Theirs(NamedTuple):
+    """A model of transformers in fp64 with its logits and the gradients of a masked loss."""
+
+    config: dict[str, Any]
+    state: dict[str, torch.Tensor]
+    batch: dict[str, torch.Tensor]
+    logits: torch.Tensor
+    grads: dict[str, torch.Tensor]
+
+    @classmethod
+    @functools.cache
+    def of(cls) -> Theirs:
+        from transformers import LlavaConfig
+
+        torch.manual_seed(0)
+        config = LlavaConfig(text_config=TEXT, vision_config=VISION, image_token_index=TOKEN)
+        for part in (config, config.text_config, config.vision_config):
+            part._attn_implementation = "eager"
+        twin, parts = in_fp64("llava"), {"llama": in_fp64("llama").LlamaModel}
+        parts["clip_vision_model"] = in_fp64("clip").CLIPVisionModel
+        twin.AutoModel = SimpleNamespace(from_config=lambda part: parts[part.model_type](part))
+        model = twin.LlavaForConditionalGeneration(config).double().eval()
+        with torch.no_grad():
+            for param in model.parameters():
+                param.add_(0.1 * torch.randn_like(param))
+        ours = config_from_huggingface(config.to_dict())[1]
+        model.model.language_model.rotary_emb.inv_freq = inverse_frequencies(ours).double()  # rounded to fp32 in both
+        rows = texts(ours)
+        tokens = torch.stack([row[0].ids for row in rows])
+        patches = torch.stack([found for row in rows for found, _ in row[0].pictures])
+        pixels = patches.view(-1, 3, 3, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 12, 12)
+        generator = torch.Generator().manual_seed(1)
+        labels = torch.randint(0, WORD, tokens.shape, generator=generator)
+        mask = (torch.rand(tokens.shape, generator=generator) < torch.tensor([[0.3], [0.8]])).double()
+        logits = model(tokens, pixel_values=pixels.double()).logits
+        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+        (losses * mask).sum().backward()
+        grads = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+        batch = {"tokens": tokens, "labels": labels, "loss_mask": mask, **picture_inputs(rows, ours)}
+        return cls(config.to_dict(), model.state_dict(), batch, logits.detach(), grads)
+
+
+def test_logits_and_every_gradient_are_theirs():
+    theirs = Theirs.of()
+    config, ours = ours_from(theirs)
+    batch = {**theirs.batch, "pixels": theirs.batch["pixels"].double()}
+    assert batch["position_ids"].shape == batch["tokens"].shape and config.vision_num_layers == 2
+    with torch.no_grad():
+        more = {name: batch[name] for name in ("pixels", "patches", "picture_rows")}
+        logits = ours(batch["tokens"], batch["position_ids"], **more)[..., : config.vocab_size].transpose(0, 1)
+    assert (logits - theirs.logits).abs().max() <= 1e-9
+    losses, _ = forward_step(iter([batch]), ours)
+    (losses * batch["loss_mask"]).sum().backward()
+    wanted = in_ours(theirs.grads, config, "llava")
+    for name, param in logical_parameters(ours):
+        want = wanted.pop(name)
+        assert param.grad is not None and want.abs().max() > 1e-6, name
+        assert (param.grad[: len(want)] - want).abs().max() <= 1e-9 * want.abs().max(), name
+    assert not wanted
+
+
+def test_pictures_are_those_of_their_processor():
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    _, config = config_from_huggingface(Theirs.of().config)
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
+    for height, width in ((12, 12), (20, 33), (47, 12), (9, 7)):
+        picture = a_picture(height, width, height)
+        theirs = processor(picture, input_data_format="channels_last", return_tensors="pt")["pixel_values"][0]
+        patches, grid = patches_of(resized(picture, config), config)
+        assert grid == Grid(3, 3)
+        wanted = theirs.view(3, 3, 4, 3, 4).permute(1, 3, 0, 2, 4).reshape(9, 48)
+        torch.testing.assert_close(patches, wanted, rtol=0, atol=1e-5)
+
+
+def test_a_picture_of_another_size_is_refused():
+    _, config = config_from_huggingface(Theirs.of().config)
+    for shape in ((12, 16, 3), (16, 16, 3)):
+        with pytest.raises(DataError, match="the encoder sees 12 x 12 pixels"):
+            patches_of(np.zeros(shape, dtype=np.uint8), config)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_and_config_go_both_ways(tmp_path, tied):
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    keys = {**Theirs.of().config, "tie_word_embeddings": tied}
+    family, config = config_from_huggingface(keys)
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(LlavaConfig.from_dict(keys)).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    saved = open_model(tmp_path / "theirs")
+    assert saved.family == family and differing(saved.config, config) == []
+    ours = {name: saved.weights.read(name) for name in saved.weights.tensors}
+    assert {name: tensor.shape for name, tensor in ours.items()} == {
+        name: one.shape for name, one in logical_tensors(config).items()
+    }
+    in_memory = state_from_huggingface(model.state_dict(), config, family)
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in in_memory.items())
+    back = state_to_huggingface(ours, config, family)
+    again = state_from_huggingface(back, config, family)
+    assert again.keys() == ours.keys() and all(torch.equal(tensor, ours[name]) for name, tensor in again.items())
+    _, written = config_to_huggingface(config)
+    (tmp_path / "ours").mkdir()
+    save_file(back, tmp_path / "ours" / "model.safetensors")
+    (tmp_path / "ours" / "config.json").write_text(json.dumps(written))
+    assert differing(config, config_from_huggingface(written)[1]) == []
+    loaded = LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
+    assert config_from_huggingface(loaded.config.to_dict())[1] == config
+    unread = ("encoder.layers.2.", "post_layernorm.")  # behind the layer whose output is used
+    for name, tensor in loaded.state_dict().items():
+        assert any(part in name for part in unread) or torch.equal(tensor, model.state_dict()[name]), name
+    tokens, pixels = Theirs.of().batch["tokens"][:1], torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens, pixel_values=pixels).logits, model(tokens, pixel_values=pixels).logits)
+
+
+def test_a_tensor_of_a_layer_that_is_computed_is_not_left_out():
+    theirs, (family, config) = Theirs.of(), config_from_huggingface(Theirs.of().config)
+    state = {name: tensor.float() for name, tensor in theirs.state.items()}
+    for name in ("model.vision_tower.encoder.layers.1.mlp.fc3.weight", "model.vision_tower.something"):
+        with pytest.raises(CheckpointError, match=name.rsplit(".", 2)[-1]):
+            state_from_huggingface({**state, name: torch.zeros(2)}, config, family)
+
+
+def test_every_key_means_what_it_means_to_transformers():
+    """One key at a time is missing, or has another value, at the top, in the language model and in the encoder."""
+    from transformers import LlavaConfig
+
+    whole, models = Theirs.of().config, 0
+    others: dict[str, Any] = {"hidden_act": "gelu", "vision_feature_layer": 1, "projector_hidden_act": "relu"}
+    others |= {"vision_feature_select_strategy": "full", "multimodal_projector_bias": False}
+    others |= {"rope_parameters": {"rope_type": "linear", "rope_theta": 70.0, "factor": 2.0}}
+    for part in (None, "text_config", "vision_config"):
+        table = whole if part is None else whole[part]
+        for key, value in table.items():
+            if key in ("model_type", "text_config", "vision_config"):
+                continue
+            without = {k: v for k, v in table.items() if k != key}
+            number = isinstance(value, int | float)
+            changed = others.get(key, not value if isinstance(value, bool) else 2 * value if number else value)
+            for one in (without, {**without, key: changed}):
+                file = one if part is None else {**whole, part: one}
+                try:
+                    meant = LlavaConfig.from_dict(file).to_dict()
+                except Exception:  # transformers cannot make a model of it either
+                    continue
+                ours = read(file)
+                assert ours == read(meant), f"{key} of {part}: {one.get(key, 'missing')}"
+                models += ours is not None
+    assert models > 60
+    assert read({"model_type": "llava"}) == read(LlavaConfig().to_dict())
+    assert read({**whole, "image_token_id": TOKEN, "vocab_size": 99}) == read(whole)
+    with pytest.raises(ConfigError, match="something_new"):
+        config_from_huggingface({**whole, "something_new": 3})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"vision_config": {**VISION, "hidden_act": "gelu"}}, "hidden_act='gelu'"),
+        ({"vision_config": {**VISION, "model_type": "siglip_vision_model"}}, "model_type='siglip_vision_model'"),
+        ({"vision_config": {**VISION, "layer_norm_eps": 1e-6}}, "layer_norm_eps=1e-06"),
+        ({"vision_config": {**VISION, "image_size": [12, 16]}}, "a number for each side"),
+        ({"vision_config": {**VISION, "something_new": 1}}, "something_new"),
+        ({"text_config": {**TEXT, "model_type": "qwen2"}}, "model_type='qwen2'"),
+        ({"text_config": {**TEXT, "something_new": 1}}, "something_new"),
+        ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy='full'"),
+        ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer=.-2, -1."),
+        ({"vision_feature_layer": -4}, "vision_feature_layer=-4 of an encoder with 3 layers"),
+        ({"projector_hidden_act": "relu"}, "projector_hidden_act='relu'"),
+        ({"image_token_index": 4000}, "image_token_id=4000"),
+        ({"vocab_size": 7}, "vocab_size=7 is not that of text_config"),
+    ],
+)
+def test_what_a_config_says_otherwise_is_refused(change, message):
+    keys = {"model_type": "llava", "text_config": TEXT, "image_token_index": TOKEN, "vision_config": VISION}
+    assert config_from_huggingface(keys)[1].sees
+    with pytest.raises(ConfigError, match=message):
+        config_from_huggingface({**keys, **change})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"vision_image_size": None}, "a position for each patch of 4"),
+        ({"vision_image_size": 13}, "a position for each patch of 4"),
+        ({"vision_spatial_merge_size": 2}, "a patch of one frame is a token"),
+        ({"vision_model_type": "qwen2_5_vl"}, "pictures of any size"),
+        ({"fp8_format": "e4m3", "fp8_recipe": "tensorwise"}, "fp8_format='e4m3': the vision encoder has no such part"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(change, message):
+    _, config = config_from_huggingface(Theirs.of().config)
+    with pytest.raises(ConfigError, match=message):
+        config.replace(**change)
+
+
+def test_the_other_family_does_not_describe_it():
+    _, config = config_from_huggingface(Theirs.of().config)
+    assert config_to_huggingface(config)[0] == "llava"
+    with pytest.raises(ConfigError, match="cannot say"):
+        config_to_huggingface(config, "qwen2_5_vl")
+    assert config_to_huggingface(family_config("qwen2_5_vl", **preset("laptop-vlm")))[0] == "qwen2_5_vl"
