@@ -28,6 +28,8 @@ WORDS = {
     "idea": "idea",
     "later": "(the second try shows an idea)",
     "hint": '`hint("{exercise}")` says how',
+    "hidden": "wrong; the inputs and answers of this case stay hidden",
+    "first": "run its cell, %%exercise {exercise}, first",
     "as-in": "as in `{case}`",
     "lab": "lab {lab}",
     "points": "{points} of {of} points",

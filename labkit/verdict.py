@@ -32,7 +32,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.said import columns, padded, say
+from labkit.said import WORDS, columns, padded, say
 from labkit.shown import clean
 
 IDEA_FROM = 2  # the failure that shows the idea
@@ -134,10 +134,15 @@ class Verdict:
         first: dict[str, str] = {}
         said = []
         for row in self._shown:
-            said.append(say("as-in", case=first[row.note]) if row.note in first else row.note)
+            said.append(say("as-in", case=first[row.note]) if row.note in first else self._in_words(row.note))
             if row.note:
                 first.setdefault(row.note, row.what)
         return said
+
+    def _in_words(self, note: str) -> str:
+        """A note in the language of the labs, if it is one of two sentences; what else differs is shown as it is."""
+        known = (name for name in ("hidden", "first") if note == WORDS[name].format(exercise=self.exercise))
+        return next((say(name, exercise=self.exercise) for name in known), note)
 
     def __repr__(self) -> str:
         width = max([len(self.exercise) + 16, *(columns(row.what) + 2 for row in self._shown)])
@@ -146,7 +151,7 @@ class Verdict:
         for row, note in zip(self._shown, self._notes, strict=True):
             mark = SIGNS["passed" if row.points == row.of else "wrong"]
             lines.append(f"  {mark} {padded(row.what, width - 2)}  {row.points}/{row.of}  {note}".rstrip())
-        lines += [f"  {self.note}"] if self.note else []
+        lines += [f"  {self._in_words(self.note)}"] if self.note else []
         return "\n".join(lines + [f"  {label}: {text}" if label else f"  {text}" for label, text in self.said])
 
     def _repr_html_(self) -> str:
@@ -156,7 +161,7 @@ class Verdict:
             for row, note in zip(self._shown, self._notes, strict=True)
         )
         table = f'<table style="margin:4px 0 0 1em">{rows}</table>' if rows else ""
-        note = f'<div style="margin-left:1em">{_html(self.note)}</div>' if self.note else ""
+        note = f'<div style="margin-left:1em">{_html(self._in_words(self.note))}</div>' if self.note else ""
         said = "".join(
             f'<div style="margin-left:1em">{f"<i>{label}:</i> " if label else ""}{_html(text)}</div>'
             for label, text in self.said

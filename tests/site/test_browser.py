@@ -122,6 +122,10 @@ def test_by_keyboard_alone(address: str, chromium: Any) -> None:
     found = page.locator("#search-results a").all_text_contents()
     assert any("Lab 04" in text for text in found) and any("comm/sequence" in text for text in found)
 
+    page.goto(address + "search.html?q=梯度")  # two characters inside of longer runs
+    page.wait_for_selector("#search-results a")
+    assert any("实验" in text for text in page.locator("#search-results a").all_text_contents())
+
     page.goto(address + "questions.html")
     summary = page.locator("details > summary").first
     summary.focus()
