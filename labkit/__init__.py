@@ -37,8 +37,9 @@
 | `acceptance`            | a capstone: what is run, held against published criteria; `begin` copies  |
 |                         | its start, `program` is a command of a hand-in and its processes          |
 | `paired`                | two contenders on a noisy machine, by CPU-seconds                         |
-| `quiz`, `explain`       | questions of an interview, and those at the end of a lab                  |
+| `quiz`, `cards`         | questions of an interview; `explain`: those at the end of a lab           |
 | `build`, `pictures`     | one source for the lab and its solution; stored pictures in few bytes     |
-| `languages`             | whether a lab's translation says what its English says                    |
+| `said`                  | what quiz, guesses and verdicts say, in the language of the labs          |
+| `languages`             | whether a translation says what its English says                          |
 | `answers`               | other answers to a lab's exercises, right and wrong, which test its checks     |
 """

@@ -25,6 +25,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 from labkit.pictures import smaller
+from labkit.said import WORDS
 from labkit.source import HIDDEN, checked, edited, name_of, notebooks
 from labkit.verdict import SIGNS
 from minimegatron.errors import ConfigError, MinimegatronError
@@ -178,9 +179,9 @@ def _problems_of(cell: Any, lab: bool) -> Iterator[str]:
         yield "it wrote to stderr; silence the warning at its source"
     if outputs and HIDDEN in cell.metadata.get("tags", []):
         yield "it stores an answer that a learner is to guess"
-    wanted = SIGNS["todo" if lab else "passed"]
-    if checked(cell) and not said.strip().startswith(wanted[0]):
-        yield f"its check should say `{wanted[1]}` in a {'lab' if lab else 'solution'}; it says {said.strip()[:200]}"
+    state = "todo" if lab else "passed"
+    if checked(cell) and not said.strip().startswith(SIGNS[state]):
+        yield f"its check should say `{WORDS[state]}` in a {'lab' if lab else 'solution'}; it says {said.strip()[:200]}"
 
 
 if __name__ == "__main__":

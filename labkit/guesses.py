@@ -14,13 +14,18 @@ file that cannot be read or written costs the guess and nothing else: no mark de
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import math
 import numbers
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+from labkit.said import say
+from minimegatron.commands.prose import Which
 
 NAME = "guesses.json"
 
@@ -43,17 +48,18 @@ class Guesses:
         """Keep a guess, forget it if `value` is None, keep the old one if it is no number; returns the line to show."""
         if value is None:
             self._keep(name, None)
-            return "○ no guess yet: put a number in place of None"
+            return f"○ {say('no-guess')}"
         if not _is_number(value):
-            return f"✘ {value!r:.40} is no number: write one in its place, for example 12"
+            return f"✘ {say('bad-guess', value=f'{value!r:.40}')}"
         self._keep(name, int(value) if isinstance(value, numbers.Integral) else float(value))
-        return f"✔ your guess: {shown(value)}"
+        return f"✔ {say('guess', value=shown(value))}"
 
     def guessed(self, name: str, measured: Any, what: str) -> str:
         """The measured or computed number beside the guess, as the line to show."""
-        number = shown(measured) if _is_number(measured) else str(measured)
-        said = f"you guessed {shown(self._kept[name])}" if name in self._kept else "you made no guess"
-        return f"it is {number} {what}".rstrip() + f"; {said}"
+        number = f"{shown(measured) if _is_number(measured) else measured} {what}".rstrip()
+        if name not in self._kept:
+            return say("unguessed", measured=number)
+        return say("guessed", measured=number, value=shown(self._kept[name]))
 
     def _keep(self, name: str, value: float | None) -> None:
         if value == self._kept.get(name):
@@ -64,6 +70,29 @@ class Guesses:
             fresh = self._path.with_name(f"{NAME}.new")
             fresh.write_text(json.dumps(self._kept, indent=1))
             os.replace(fresh, self._path)
+
+
+def texts(cell: str) -> dict[Which, str]:
+    """What is to be translated of a cell: questions of `guess` by its name, the unit of `guessed` by its words."""
+    lines = ["pass" if re.match(r"[%!]", line) else line for line in cell.splitlines()]
+    found: dict[Which, str] = {}
+    for call in ast.walk(ast.parse("\n".join(lines))):
+        match call:
+            case ast.Call(ast.Name("guess"), [ast.Constant(str(name)), _, ast.Constant(str(text))]):
+                found[question_of(name)] = text
+            case ast.Call(ast.Name("guessed"), [_, _, ast.Constant(str(text))]):
+                found[unit_of(text)] = text
+    return found
+
+
+def question_of(name: str) -> Which:
+    """The question of a guess."""
+    return Which("guess", name.replace(" ", "-"))
+
+
+def unit_of(text: str) -> Which:
+    """The words behind a measured number."""
+    return Which("guessed", re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "none")
 
 
 def shown(value: Any) -> str:

@@ -32,6 +32,7 @@ from labkit.fresh import Nursery, Reply
 from labkit.nursery import Limits
 from labkit.player import STUB
 from labkit.playing import play, vary
+from labkit.said import WORDS
 from labkit.suspects import known
 from labkit.verdict import Verdict
 from minimegatron.errors import MinimegatronError
@@ -62,7 +63,7 @@ def judge(
     """
     asked = load_lab(course)[exercise]
     if exercise not in sources:
-        return Verdict(exercise, "todo", asked.points, note=f"run its cell, %%exercise {exercise}, first")
+        return Verdict(exercise, "todo", asked.points, note=WORDS["first"].format(exercise=exercise))
     job = {"course": course, "exercise": exercise, "seed": secrets.token_hex(16) if seed is None else seed}
     hidden = str(Path(str(sys.modules[course].__file__)).resolve().parent)
     prepared = asked.prepare(nursery, sources[exercise], hidden) if asked.prepare else Prepared()

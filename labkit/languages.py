@@ -1,9 +1,13 @@
-"""Whether translations say what the English says: `python -m labkit.languages zh [01 ... README] [--todo]`.
+"""Whether translations say what the English says: `python -m labkit.languages zh [01 ... quiz said README] [--todo]`.
 
 | English                                 | in another language                        |
 |-----------------------------------------|--------------------------------------------|
 | prose cells of `course/NN_name/lab.py`  | `course/NN_name/zh.md`, `cell ID`          |
-| `idea` and `hint` of an exercise        | `course/NN_name/zh.md`, `idea`, `hint NAME`|
+| `idea` and `hint` of an exercise        | the same file, `idea NAME`, `hint NAME`    |
+| the cases of its check, as a list       | the same file, `cases NAME`                |
+| what is guessed, units of what it is    | the same file, `guess NAME`, `guessed UNIT`|
+| questions of `course/quiz.py` (`cards`) | `course/quiz.zh.md`, `can`, `question NAME`|
+| words of the machinery (`said`)         | `labkit/said.zh.md`, `word NAME`           |
 | sections of `README.md`                 | `README.zh.md`, `section ID`               |
 
 A piece is lacking or outdated by the digest in its mark (`minimegatron/commands/prose`). Beside that a machine can
@@ -15,35 +19,45 @@ what is lacking or outdated, under the mark that its translation needs.
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from labkit.cards import pieces
 from labkit.exercises import load_lab
+from labkit.guesses import texts
+from labkit.said import WORDS
 from labkit.source import name_of, notebooks
 from minimegatron.commands.prose import Translation, Which, mark, read, stamp
 from minimegatron.errors import ConfigError, MinimegatronError
 
-README = "README"
+QUIZ, SAID, README = "quiz", "said", "README"
 _FENCED = re.compile(r"^[ \t]*```.*?^[ \t]*```[ \t]*$", re.S | re.M)
 _MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+?\$", re.S)
 _SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _TAG = re.compile(r"</?[a-z]+[^>]*>|<!--.*?-->", re.S)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_FIELD = re.compile(r"\{([a-z_]\w*(?::[^{}\s]*)?)\}")
+_ITEM = re.compile(r"^[ \t]*[-*] ", re.M)
 _HEADING = re.compile(r"^(#+) ", re.M)
 _ROW = re.compile(r"^[ \t]*\|.*\|[ \t]*$", re.M)
 
 
 def originals(source: Path) -> dict[Which, str]:
-    """The English pieces of a lab in their order: prose cells, then ideas and hints."""
+    """The English pieces of a lab in their order: prose cells, ideas and hints, cases of checks, guesses."""
     (solution, _), (lab, _) = notebooks(source)
     cells = [*solution.cells, *lab.cells]
     found = {Which("cell", cell.id): cell.source for cell in cells if cell.cell_type == "markdown"}
-    for name, exercise in load_lab(f"{source.parent.parent.name}.{name_of(source)}").exercises.items():
+    exercises = load_lab(f"{source.parent.parent.name}.{name_of(source)}").exercises
+    for name, exercise in exercises.items():
         found |= {Which(kind, name): text for kind in ("idea", "hint") if (text := getattr(exercise, kind))}
+    found |= {Which("cases", name): exercise.listed for name, exercise in exercises.items()}
+    for cell in solution.cells:
+        found |= texts(cell.source) if "guess" in cell.source and cell.cell_type == "code" else {}
     return found
 
 
@@ -97,28 +111,30 @@ def _differences(english: str, said: str) -> Iterator[str]:
             yield f"{what}: " + "; ".join(f"{word} {', '.join(map(str, c.elements()))}" for word, c in both if c)
 
 
-_KINDS = ("code blocks", "formulas", "code", "links", "headings", "columns of table rows", "numbers")
+_KINDS = ("code blocks", "formulas", "code", "links", "fields", "headings", "items", "columns of table rows", "numbers")
 
 
 def _parts(text: str) -> Iterator[list[str]]:
     """The parts of a text of each of `_KINDS`."""
-    for pattern in (_FENCED, _MATHS, _SPAN, _LINK):
-        yield [match.group(2 if pattern is _SPAN else 1 if pattern is _LINK else 0) for match in pattern.finditer(text)]
+    inside = {_SPAN: 2, _LINK: 1, _FIELD: 1}
+    for pattern in (_FENCED, _MATHS, _SPAN, _LINK, _FIELD):
+        yield [match.group(inside.get(pattern, 0)) for match in pattern.finditer(text)]
         text = pattern.sub("] " if pattern is _LINK else " ", text)
     text = _TAG.sub(" ", text)
     yield _HEADING.findall(text)
+    yield _ITEM.findall(text)
     yield [str(row.strip().strip("|").count("|") + 1) for row in _ROW.findall(text)]
     yield _NUMBER.findall(text)
 
 
 def pages(root: Path, language: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, dict[Which, str], Path]]:
-    """(Name, English pieces, file of the translation) of each lab, and of the README.
+    """(Name, English pieces, file of the translation) of each lab, of quiz, words and README.
 
     Raises:
-        ConfigError: there is no such lab.
+        ConfigError: there is no such lab or page.
     """
     sources = {name_of(path): path for path in sorted((root / "course").glob("[0-9][0-9]_*/lab.py"))}
-    names = [*sources, README]
+    names = [*sources, QUIZ, SAID, README]
     unknown = [word for word in wanted if not any(name in (word,) or name[:2] == word for name in names)]
     if unknown:
         raise ConfigError(f"there is no {' '.join(unknown)}", fix=f"choose from {' '.join(names)}")
@@ -128,6 +144,10 @@ def pages(root: Path, language: str, wanted: Sequence[str] = ()) -> Iterator[tup
         if name == README:
             english = sections((root / "README.md").read_text(encoding="utf-8"))
             yield name, english, root / f"README.{language}.md"
+        elif name == QUIZ:
+            yield name, pieces(importlib.import_module("course.quiz")), root / f"course/quiz.{language}.md"
+        elif name == SAID:
+            yield name, {Which("word", word): text for word, text in WORDS.items()}, root / f"labkit/said.{language}.md"
         else:
             yield name, originals(sources[name]), sources[name].with_name(f"{language}.md")
 
@@ -136,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status: 0, or 2 when a translation is lacking, outdated or wrong."""
     parser = argparse.ArgumentParser("python -m labkit.languages", description="Compare translations with the English.")
     parser.add_argument("language", help="zh")
-    parser.add_argument("pages", nargs="*", help="numbers or names of labs, README; all by default")
+    parser.add_argument("pages", nargs="*", help="numbers or names of labs, quiz, said, README; all by default")
     parser.add_argument("--todo", action="store_true", help="print the English of what is lacking or outdated")
     options = parser.parse_args(argv)
     root, found = Path.cwd(), 0

@@ -31,17 +31,17 @@ import minimegatron
 from labkit import warm
 from labkit.exercises import Lab, find_lab, load_lab
 from labkit.fresh import Nursery
-from labkit.guesses import Guesses
+from labkit.guesses import Guesses, question_of, unit_of
 from labkit.judge import judge
 from labkit.made import Made
 from labkit.plainly import NotebookError, compiled, frames_of_the_cell, in_short, plain, plainly
 from labkit.ranks import pool as workers
 from labkit.ranks.torchrun import Run, launch, render
 from labkit.record import course_digest
+from labkit.said import language, say
 from labkit.verdict import Panel, Progress, Verdict
 from labkit.workspace import Workspace
 from minimegatron.commands import prose
-from minimegatron.commands.my_labs import SAID_IN, language_of
 from minimegatron.errors import ConfigError, MinimegatronError
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
@@ -121,7 +121,7 @@ class LabMagics(Magics):
                 )
             else:
                 loaded += [name] if work.begun(name) else []
-        ready = [f"your exercises are loaded: {', '.join(loaded)}; go on where you were"] if loaded else []
+        ready = [say("loaded", names=", ".join(loaded))] if loaded else []
         self._note = "\n".join([*ready, *notes])
 
     def _panel(self) -> Panel:
@@ -130,7 +130,7 @@ class LabMagics(Magics):
         points = sum(verdict.points for verdict in known.values() if verdict)
         open_ = (name for name, verdict in known.items() if verdict is None or not verdict.passed)
         undone = [
-            f"{name} uses {', '.join(below)}, changed since it passed: check it again"
+            say("below", name=name, names=", ".join(below))
             for name in lab.exercises
             if (below := work.changed_below(name))
         ]
@@ -165,7 +165,8 @@ class LabMagics(Magics):
         if "NBGRADER_EXECUTION" in os.environ:  # nbgrader takes a number as points, and anything else as full marks
             print(repr(dataclasses.replace(verdict, attempt=0)))
             return verdict.points
-        return verdict
+        cases = self._said(prose.Which("cases", name), self.lab_and_work[0][name].listed)
+        return verdict.with_cases([line.removeprefix("- ") for line in cases.splitlines()])
 
     def _check(self, name: str) -> Verdict:
         lab, work = self.lab_and_work
@@ -173,7 +174,7 @@ class LabMagics(Magics):
         seed = hashlib.sha256(today.encode()).hexdigest()
         verdict = judge(self._nursery, self._course, lab[name].name, work.sources(), seed)
         if verdict.idea:
-            verdict = dataclasses.replace(verdict, idea=self._said("idea", name, lab[name].idea))
+            verdict = dataclasses.replace(verdict, idea=self._said(prose.Which("idea", name), lab[name].idea))
         verdict = work.remember(verdict)
         self._move_panel()
         return verdict
@@ -181,15 +182,12 @@ class LabMagics(Magics):
     @plain
     def hint(self, name: str) -> None:
         """Print how one exercise can be solved."""
-        print(self._said("hint", name, self.lab_and_work[0][name].hint))
+        print(self._said(prose.Which("hint", name), self.lab_and_work[0][name].hint))
 
-    def _said(self, kind: str, name: str, english: str) -> str:
-        """An exercise's idea or hint in the language of the labs, where it is translated."""
-        language = os.environ.get(SAID_IN) or language_of(Path.cwd())
-        if language == prose.ENGLISH:
-            return english
-        there = prose.read(_source_of(self._course).with_name(f"{language}.md")).get(prose.Which(kind, name))
-        return there.text if there and there.of == prose.stamp(english) else english
+    def _said(self, which: prose.Which, english: str) -> str:
+        """An idea, a hint, a guess ... of this lab in the language of the labs, where it is translated."""
+        there = prose.read(_source_of(self._course).with_name(f"{language()}.md"))
+        return prose.in_language(there, which, english)
 
     @plain
     def progress(self) -> Progress:
@@ -203,12 +201,13 @@ class LabMagics(Magics):
     @plain
     def guess(self, name: str, value: Any, question: str = "") -> None:
         """Keep a guess until `guessed` shows it beside the measured number."""
-        print(self._kept_guesses.guess(name, value))
+        said = self._said(question_of(name), question)
+        print(*[said] * (said != question), self._kept_guesses.guess(name, value), sep="\n")
 
     @plain
     def guessed(self, name: str, measured: Any, what: str = "") -> None:
         """Show the measured number beside the guess of this name."""
-        print(self._kept_guesses.guessed(name, measured, what))
+        print(self._kept_guesses.guessed(name, measured, self._said(unit_of(what), what)))
 
     @property
     def _kept_guesses(self) -> Guesses:
@@ -220,12 +219,12 @@ class LabMagics(Magics):
         """Print which of the exercises are not passed yet; returns whether there are any."""
         missing = [verdict for name in filter(None, needs.split(",")) if not (verdict := self._verdict(name)).passed]
         for verdict in missing:
-            wait = f"this cell waits for exercise {verdict.exercise}"
+            waits = say("waits", exercise=verdict.exercise)
             if verdict.state == "todo":
-                print(f"○ {wait}")
+                print(f"○ {waits}")
             else:
-                points = f"{verdict.points} of {verdict.of} points"
-                print(f'✘ {wait}, which is not right yet ({points}): see check("{verdict.exercise}")')
+                points = say("points", points=verdict.points, of=verdict.of)
+                print(f"✘ {say('waits-wrong', waits=waits, points=points, exercise=verdict.exercise)}")
         return bool(missing)
 
     @cell_magic

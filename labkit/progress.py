@@ -51,7 +51,7 @@ def table(folders: Sequence[Path], courses: dict[str, Course]) -> str:
         total, of = total + points, of + course.lab.points
         states = Counter(verdict.state for verdict in verdicts)
         states["todo"] += len(course.lab.exercises) - len(verdicts)
-        said = "  ".join(f"{SIGNS[state][0]} {states[state]}" for state in ("passed", "wrong", "todo"))
+        said = "  ".join(f"{SIGNS[state]} {states[state]}" for state in ("passed", "wrong", "todo"))
         rows.append((name, f"{points}/{course.lab.points}", said))
         trouble += [f"{name}: {problem}"] if problem else []
     rows.append(("all", f"{total}/{of}", ""))

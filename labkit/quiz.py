@@ -3,6 +3,7 @@
     minimegatron quiz                        ten questions: those that are due, then new ones
     minimegatron quiz --list                 the check-lists, and how far you are
     minimegatron quiz --level advanced       of one check-list; --lab 03: of one lab
+    minimegatron quiz --language zh          in Chinese; by default in the language of your labs
 
 | question                              | answer                                                                   |
 |---------------------------------------|--------------------------------------------------------------------------|
@@ -17,11 +18,10 @@ from __future__ import annotations
 
 import ast
 import datetime
-import importlib
 import json
 import operator
 import re
-import textwrap
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,8 +29,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from labkit.explain import markdown_of, questions, title_of
+from labkit.cards import Card, cards, shown
 from labkit.marks import write
+from labkit.said import language, say, wrapped
+from minimegatron.commands import prose
 from minimegatron.errors import ConfigError
 from minimegatron.flags import Parser
 
@@ -43,51 +45,6 @@ _OPERATORS: dict[type, Callable[..., Any]] = {
 }  # fmt: skip
 _LARGEST = 1e6  # exponent
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # the comma of 128,256
-
-
-@dataclass(frozen=True)
-class Card:
-    """A question: for each call, its text, the answer (None: the reader judges), and how one gets it."""
-
-    name: str
-    level: str
-    can: str
-    ask: Callable[[Random], tuple[str, float | None, str]]
-
-
-def cards(course: str) -> list[Card]:
-    """All questions: of each check-list those with numbers, then those of its labs.
-
-    Raises:
-        ConfigError: there is no such course, or it has no quiz.
-    """
-    try:
-        quiz = importlib.import_module(f"{course}.quiz")
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"no quiz in `{course}`: {error}", fix="--course with a package that has a quiz.py") from None
-
-    def numeric(one: Any) -> Card:
-        def ask(draw: Random) -> tuple[str, float | None, str]:
-            asked = one.ask(draw)
-            return asked.text, asked.answer, asked.how
-
-        return Card(one.name, one.level, one.can, ask)
-
-    def told(lab: str, number: int, title: str, question: str, answer: str) -> Card:
-        return Card(
-            f"lab {lab}, {number}",
-            quiz.LABS[lab],
-            f"answer the questions of {title}",
-            lambda _: (question, None, answer),
-        )
-
-    found = [numeric(one) for one in quiz.QUESTIONS.values()]
-    for source in sorted(Path(str(quiz.__file__)).parent.glob("[0-9][0-9]_*/lab.py")):
-        text, lab = markdown_of(source), source.parent.name[:2]
-        if lab in quiz.LABS:
-            asked = enumerate(questions(text), 1)
-            found += [told(lab, i, title_of(text), one.question, one.answer) for i, one in asked]
-    return sorted(found, key=lambda card: quiz.LEVELS.index(card.level))  # stable: the order within a level stays
 
 
 def number_in(text: str) -> float:
@@ -183,7 +140,7 @@ def chosen(found: Sequence[Card], known: Known, count: int, today: datetime.date
     return [*due, *new][:count]
 
 
-def lists(found: Sequence[Card], known: Known) -> str:
+def lists(found: Sequence[Card], known: Known, of: str = prose.ENGLISH) -> str:
     """The check-lists: a line is ticked when all its questions were answered rightly the last time."""
     lines: list[str] = []
     for level in dict.fromkeys(card.level for card in found):
@@ -192,7 +149,7 @@ def lists(found: Sequence[Card], known: Known) -> str:
             if card.level == level:
                 cans.setdefault(card.can, []).append(known.knows(card.name))
         done = sum(all(right) for right in cans.values())
-        lines.append(f"\n{level}: {done} of {len(cans)}")
+        lines.append("\n" + say("list", of, level=say(level, of), done=done, count=len(cans)))
         for can, right in cans.items():
             lines.append(f"  [{'x' if all(right) else ' '}] {can}  {sum(right)}/{len(right)}")
     return "\n".join(lines).lstrip()
@@ -212,9 +169,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="also those that are not due yet")
     parser.add_argument("--seed", type=int, help="for the same numbers again")
     parser.add_argument("--kept", type=Path, default=KEPT, metavar="FILE", help=f"where answers are kept ({KEPT})")
+    parser.add_argument("--language", help="en or zh; default: that of your labs")
     parser.add_argument("--course", default="course", metavar="PACKAGE", help="whose questions (course)")
     options = parser.parse_args(argv)
-    found = cards(options.course)
+    of = options.language or language()
+    found = cards(options.course, of)
+    there = prose.languages(Path(str(sys.modules[options.course].__file__)).parent)
+    if options.language not in (None, *there):
+        raise ConfigError(f"there are no questions in {of!r}", fix=f"--language {' or '.join(there)}")
     if options.level and options.level not in (levels := list(dict.fromkeys(card.level for card in found))):
         raise ConfigError(f"there is no level {options.level!r}", fix=f"--level {', '.join(levels)}")
     if options.count < 1:
@@ -226,38 +188,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"no question of lab {options.lab}", fix="--lab 01 to 12, and the level that has it, or none")
     known, today = Known.read(options.kept), datetime.date.today()
     if options.list:
-        print(lists(wanted, known))
+        print(lists(wanted, known, of))
         return 0
     asked = wanted[: options.count] if options.again else chosen(wanted, known, options.count, today)
     if not asked:
-        print("Nothing is due today. --again asks all the same.")
+        print(say("not-due", of))
         return 0
     right = 0
     for i, card in enumerate(asked, 1):
-        print(f"\n{i} of {len(asked)} · {card.level} · {card.can}")
+        print("\n" + say("turn", of, i=i, count=len(asked), level=say(card.level, of), can=card.can))
         try:
-            answered = _ask(card, Random(options.seed))
+            answered = _ask(card, Random(options.seed), of)
         except EOFError:
-            print(f"\nUntil next time: {right} of {i - 1} answered.")
+            print("\n" + say("until", of, right=right, count=i - 1))
             return 0
         known.put(card.name, answered, today)
         right += answered
-    print(f"\n{right} of {len(asked)} answered. --list shows how far you are.")
+    print("\n" + say("end", of, right=right, count=len(asked)))
     return 0
 
 
-def _ask(card: Card, draw: Random) -> bool:
+def _ask(card: Card, draw: Random, of: str) -> bool:
     """Ask one question; whether it was answered.
 
     Raises:
         EOFError: the reader has had enough (Ctrl-D).
     """
     text, answer, how = card.ask(draw)
-    print(_wrapped(text))
+    print(wrapped(text))
     if answer is None:
-        input("Say it aloud, then press Enter. ")
-        print(_wrapped(how))
-        return _yes("Was that your answer? [y/n] ")
+        input(say("aloud", of) + " ")
+        print(wrapped(how))
+        return _yes(say("was-that", of) + " ")
     while True:
         typed = input("> ")
         if not typed.strip():
@@ -266,10 +228,9 @@ def _ask(card: Card, draw: Random) -> bool:
         try:
             right = is_right(number_in(typed), answer)
             break
-        except ValueError as error:
-            print(f"{error}; type one, or how to compute it (2 * 640 * 7 / 8); an empty line: I do not know")
-    shown = f"{answer:,}" if isinstance(answer, int) else f"{answer:.4g}"
-    print(_wrapped(f"{'Yes' if right else 'No'}: {shown}. How: {how}."))
+        except ValueError:
+            print(say("no-number", of, typed=typed.strip()))
+    print(wrapped(say("yes" if right else "no", of, answer=shown(answer), how=how)))
     return right
 
 
@@ -278,7 +239,3 @@ def _yes(question: str) -> bool:
         typed = input(question).strip().lower()
         if typed in ("y", "yes", "n", "no"):
             return typed in ("y", "yes")
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 100)

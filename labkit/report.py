@@ -73,7 +73,7 @@ def _learners(marks: Sequence[Mark]) -> str:
             '<div style="width:8em;height:8px;background:#d0d0d0">'
             f'<div style="width:{min(mark.percent, 100):g}%;height:8px;background:#2e7d32"></div></div>'
         )
-        signs = "".join(SIGNS[verdict.state][0] for verdict in mark.verdicts)
+        signs = "".join(SIGNS[verdict.state] for verdict in mark.verdicts)
         points = f"{mark.points}/{mark.of}"
         return [_e(mark.learner), _e(mark.lab), points, bar, signs, _e("; ".join(mark.remarks))]
 

@@ -32,11 +32,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from labkit.said import WORDS, columns, padded, say
 from labkit.shown import clean
 
 IDEA_FROM = 2  # the failure that shows the idea
-LATER = "(the second try shows an idea)"
-SIGNS = {"todo": ("○", "not done yet"), "wrong": ("✘", "not right yet"), "passed": ("✔", "passed")}
+SIGNS = {"todo": "○", "wrong": "✘", "passed": "✔"}
 _COLOURS = {
     "todo": "--jp-ui-font-color2, #616161",
     "wrong": "--jp-error-color1, #c62828",
@@ -110,12 +110,19 @@ class Verdict:
         """(label, text) of the lines below the table at this attempt."""
         if self.state != "wrong" or not self.tried:
             return []
-        said = [("mistake", self.mistake)] if self.mistake else []
+        said = [(say("mistake"), self.mistake)] if self.mistake else []
         if self.idea and not 0 < self.attempt < IDEA_FROM:
-            said.append(("idea", self.idea))
+            said.append((say("idea"), self.idea))
         if self.attempt >= IDEA_FROM:
-            said.append(("", f'`hint("{self.exercise}")` says how'))
-        return said or ([("", LATER)] if self.idea else [])
+            said.append(("", say("hint", exercise=self.exercise)))
+        return said or ([("", say("later"))] if self.idea else [])
+
+    def with_cases(self, whats: Sequence[str]) -> Verdict:
+        """The same with the texts of the cases in another language, where there is one for each."""
+        if len(whats) != len(self.rows):
+            return self
+        rows = (dataclasses.replace(row, what=what) for row, what in zip(self.rows, whats, strict=True))
+        return dataclasses.replace(self, rows=tuple(rows))
 
     @property
     def _shown(self) -> tuple[Row, ...]:
@@ -127,30 +134,34 @@ class Verdict:
         first: dict[str, str] = {}
         said = []
         for row in self._shown:
-            said.append(f"as in `{first[row.note]}`" if row.note in first else row.note)
+            said.append(say("as-in", case=first[row.note]) if row.note in first else self._in_words(row.note))
             if row.note:
                 first.setdefault(row.note, row.what)
         return said
 
+    def _in_words(self, note: str) -> str:
+        """A note in the language of the labs, if it is one of two sentences; what else differs is shown as it is."""
+        known = (name for name in ("hidden", "first") if note == WORDS[name].format(exercise=self.exercise))
+        return next((say(name, exercise=self.exercise) for name in known), note)
+
     def __repr__(self) -> str:
-        sign, word = SIGNS[self.state]
-        width = max([len(self.exercise) + 16, *(len(row.what) + 2 for row in self._shown)])
-        head = f"{self.exercise}   {word}"
-        lines = [f"{sign} {head:<{width}}  {self.points}/{self.of}"]
+        width = max([len(self.exercise) + 16, *(columns(row.what) + 2 for row in self._shown)])
+        head = padded(f"{self.exercise}   {say(self.state)}", width)
+        lines = [f"{SIGNS[self.state]} {head}  {self.points}/{self.of}"]
         for row, note in zip(self._shown, self._notes, strict=True):
-            mark = SIGNS["passed" if row.points == row.of else "wrong"][0]
-            lines.append(f"  {mark} {row.what:<{width - 2}}  {row.points}/{row.of}  {note}".rstrip())
-        lines += [f"  {self.note}"] if self.note else []
+            mark = SIGNS["passed" if row.points == row.of else "wrong"]
+            lines.append(f"  {mark} {padded(row.what, width - 2)}  {row.points}/{row.of}  {note}".rstrip())
+        lines += [f"  {self._in_words(self.note)}"] if self.note else []
         return "\n".join(lines + [f"  {label}: {text}" if label else f"  {text}" for label, text in self.said])
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td {_CELL}>{SIGNS['passed' if row.points == row.of else 'wrong'][0]} {html.escape(row.what)}</td>"
+            f"<tr><td {_CELL}>{SIGNS['passed' if row.points == row.of else 'wrong']} {html.escape(row.what)}</td>"
             f"<td {_CELL}>{row.points}/{row.of}</td><td {_CELL}>{_html(note)}</td></tr>"
             for row, note in zip(self._shown, self._notes, strict=True)
         )
         table = f'<table style="margin:4px 0 0 1em">{rows}</table>' if rows else ""
-        note = f'<div style="margin-left:1em">{_html(self.note)}</div>' if self.note else ""
+        note = f'<div style="margin-left:1em">{_html(self._in_words(self.note))}</div>' if self.note else ""
         said = "".join(
             f'<div style="margin-left:1em">{f"<i>{label}:</i> " if label else ""}{_html(text)}</div>'
             for label, text in self.said
@@ -177,13 +188,14 @@ class Progress:
         width = max(len(verdict.exercise) for verdict in self.verdicts)
         lines = []
         for v in self.verdicts:
-            sign, word = SIGNS[v.state]
-            lines.append(f"{sign} {v.exercise:<{width}}  {word:<13}  {v.points:>3}/{v.of}")
-        return "\n".join([*lines, f"  {'lab ' + self.lab:<{width + 15}}  {self.points:>3}/{self.of}"])
+            word = padded(say(v.state), 13)
+            lines.append(f"{SIGNS[v.state]} {v.exercise:<{width}}  {word}  {v.points:>3}/{v.of}")
+        return "\n".join([*lines, f"  {padded(say('lab', lab=self.lab), width + 15)}  {self.points:>3}/{self.of}"])
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<div>{_head(v.state, v.exercise, v.points, v.of)}</div>" for v in self.verdicts)
-        return f"<div>{lines}<div>lab {html.escape(self.lab)}: <b>{self.points}/{self.of}</b></div></div>"
+        lab = html.escape(say("lab", lab=self.lab))
+        return f"<div>{lines}<div>{lab}: <b>{self.points}/{self.of}</b></div></div>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,18 +210,26 @@ class Panel:
     note: str = ""
 
     def __repr__(self) -> str:
-        after = f"; next: {self.next}" if self.next else ""
-        return f"lab {self.lab}: {self.points} of {self.of} points{after}" + (f"\n{self.note}" if self.note else "")
+        after = f"; {say('next')} {self.next}" if self.next else ""
+        return f"{self._lab}: {self._points}{after}" + (f"\n{self.note}" if self.note else "")
+
+    @property
+    def _lab(self) -> str:
+        return say("lab", lab=self.lab)
+
+    @property
+    def _points(self) -> str:
+        return say("points", points=self.points, of=self.of)
 
     def _repr_html_(self) -> str:
         share = 100 * self.points // max(self.of, 1)
-        after = f"; next: <code>{html.escape(self.next)}</code>" if self.next else ""
+        after = f"; {say('next')} <code>{html.escape(self.next)}</code>" if self.next else ""
         note = "".join(f"<div>{html.escape(line)}</div>" for line in self.note.splitlines())
         bar = (
             '<div style="width:20em;height:6px;margin-top:3px;background:#d0d0d0">'
             f'<div style="width:{share}%;height:6px;background:var({_COLOURS["passed"]})"></div></div>'
         )
-        return f"<div>lab {html.escape(self.lab)}: <b>{self.points} of {self.of} points</b>{after}{bar}{note}</div>"
+        return f"<div>{html.escape(self._lab)}: <b>{self._points}</b>{after}{bar}{note}</div>"
 
 
 def _html(text: str) -> str:
@@ -218,6 +238,5 @@ def _html(text: str) -> str:
 
 
 def _head(state: str, exercise: str, points: int, of: int) -> str:
-    sign, word = SIGNS[state]
-    said = f'<span style="color:var({_COLOURS[state]})">{sign} {word}</span>'
+    said = f'<span style="color:var({_COLOURS[state]})">{SIGNS[state]} {say(state)}</span>'
     return f"{said} &nbsp;<code>{html.escape(exercise)}</code>&nbsp; <b>{points}/{of}</b>"

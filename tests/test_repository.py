@@ -79,6 +79,18 @@ def test_every_direct_dependency_is_pinned_inside_its_range_and_only_in_constrai
         assert "==" not in re.sub(r"`[^`]*`", "", (ROOT / name).read_text()).replace("ifneq", ""), name
 
 
+def test_every_extra_that_is_installed_by_name_is_there_and_the_site_has_what_it_imports() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    said = "".join(
+        (ROOT / name).read_text() for name in ("Makefile", "environment.yml", "README.md", "docs/installing.md")
+    )
+    names = re.findall(r"\"optional-dependencies\"\]\[\"(\w+)\"\]", said)
+    names += [name for found in re.findall(r"(?:\.|minimegatron)\[([a-z,]+)\]", said) for name in found.split(",")]
+    assert {"lab", "serve", "test", "browser", "site"} <= set(names) <= set(extras)
+    assert {"sphinx", "myst-nb", "pydata-sphinx-theme", "sphinx-mathjax-offline"} <= set(extras["site"])
+    assert "docs.site" in PROJECT["tool"]["mypy"]["packages"]
+
+
 def test_environment_yml_installs_this_package_with_the_pins() -> None:
     *conda, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     assert conda == [f"python{PROJECT['project']['requires-python']}", "pip", "make"]

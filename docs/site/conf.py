@@ -17,6 +17,7 @@ from pygments.token import Comment, Keyword
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.search.en import SearchEnglish
 from sphinx.transforms import SphinxTransform
 
 from docs.site import reference
@@ -80,6 +81,24 @@ class LabLexer(PythonLexer):
         **PythonLexer.tokens,
         "root": [(r"^(%%?\w+|!)(.*)$", bygroups(Keyword, Comment)), *PythonLexer.tokens["root"]],
     }
+
+
+class Search(SearchEnglish):
+    """English words, and of Chinese, which has no blanks between words, each two characters that are neighbours."""
+
+    js_splitter_code = r"""
+function splitQuery(query) {
+  return query.split(/([\u4e00-\u9fff]+)|[^\p{L}\p{N}_]+/u).filter((piece) => piece).flatMap((piece) =>
+    /^[\u4e00-\u9fff]{3,}$/.test(piece) ? [...piece].slice(1).map((char, i) => piece[i] + char) : [piece]);
+}
+"""
+
+    def split(self, input: str) -> list[str]:
+        """The words of a text: what is Chinese of a word in pairs."""
+        pieces = re.findall(r"[\u4e00-\u9fff]+|(?:(?![\u4e00-\u9fff])\w)+", input)
+        chinese = [re.match(r"[\u4e00-\u9fff]{3}", piece) for piece in pieces]
+        pairs = ([p[i : i + 2] for i in range(len(p) - 1)] if c else [p] for p, c in zip(pieces, chinese, strict=True))
+        return [word for words in pairs for word in words]
 
 
 class LinkModules(SphinxTransform):
@@ -165,6 +184,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """What `conf.py` adds to Sphinx."""
     app.add_lexer("lab", LabLexer)
     app.add_transform(LinkModules)
+    app.add_search_language(Search)
     app.connect("viewcode-find-source", lambda app, module: _source(module))
     app.connect("doctree-read", _types)
     app.connect("html-page-context", _language)

@@ -22,7 +22,6 @@ from minimegatron.commands import prose
 
 _LINK = re.compile(r"(?<=\]\()([^()\s#]+)((?:#[^()\s]*)?)(?=\))")
 _FENCE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.M | re.S)
-_CHINESE = "[\u3000-\u9fff\uff00-\uffef]"  # a character, or a mark
 _LANGUAGES = {
     **{".py": "python", ".sh": "bash", ".sbatch": "bash", ".toml": "toml", ".yml": "yaml", ".cu": "cuda"},
     **{".h": "cpp", ".ipynb": "json", ".cfg": "ini"},
@@ -42,11 +41,18 @@ def pages(root: Path) -> dict[str, str | bytes]:
     made |= reference.pages(modules)
     made["api/index.md"] = _api(modules)
     made["map.md"] = counterparts.page(modules, labs, root)
-    made["questions.md"] = questions.page(labs)
+    made["questions.md"], made["zh/questions.md"] = (questions.page(language, list(labs)) for language in ("en", "zh"))
     made["labs/index.md"], made["solutions/index.md"] = _labs(labs, str(made["README.md"])), _solutions(labs)
     for name in labs:
         made |= _notebooks(root, name)
-    made["README.zh.md"] = _chinese(str(made["README.zh.md"])) + tree(f"zh/labs/{name}" for name in labs)
+    made["README.zh.md"] = _chinese(str(made["README.zh.md"])) + tree(
+        ["zh/questions", *(f"zh/labs/{name}" for name in labs)]
+    )
+    for name, title in (
+        ("README.md", "Start"),
+        ("README.zh.md", "从这里开始"),
+    ):  # the first page has the project's name
+        made[name] = re.sub("^# minimegatron$", f"# {title}", str(made[name]), count=1, flags=re.M)
     _turn_links(made, root, {str(module.path): module.page for module in modules})
     for picture in (root / "docs" / "images").iterdir():
         made[f"docs/images/{picture.name}"] = picture.read_bytes()
@@ -94,18 +100,20 @@ def _notebooks(root: Path, name: str) -> dict[str, str]:
         f"zh/labs/{name}.ipynb": _shown(
             chinese,
             f"还没有做过任何练习的实验。要动手做：`make lab LANGUAGE=zh`，然后打开 `my-labs/{name}.ipynb`。做完之后："
-            f"[答案](../../solutions/{name}.ipynb)。[English](../../labs/{name}.ipynb)",
+            f"[答案](../../solutions/{name}.ipynb)。图里的文字，以及这里已有的输出，仍是英文。[English](../../labs/{name}.ipynb)",
+            note="说明",
         ),
     }
 
 
-def _shown(notebook: Any, words: str, title: str = "Lab") -> str:
+def _shown(notebook: Any, words: str, title: str = "Lab", note: str = "Note") -> str:
     """A notebook as a page: outputs as they are, folded cells folded, one title, and a note below it.
 
     Args:
         notebook: as JSON has it.
         words: of the note.
         title: in place of the word Lab, so that a search finds no two pages of one name.
+        note: its title.
     """
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])
@@ -113,8 +121,8 @@ def _shown(notebook: Any, words: str, title: str = "Lab") -> str:
             cell["metadata"].setdefault("tags", []).append("hide-input")
     _outline([cell for cell in notebook["cells"] if cell["cell_type"] == "markdown"])
     notebook["cells"][0]["source"] = re.sub("^# Lab", f"# {title}", notebook["cells"][0]["source"])
-    note = {"cell_type": "markdown", "id": "of-the-site", "metadata": {}, "source": f"```{{note}}\n{words}\n```"}
-    notebook["cells"].insert(1, note)
+    text = f"```{{admonition}} {note}\n:class: note\n\n{words}\n```"
+    notebook["cells"].insert(1, {"cell_type": "markdown", "id": "of-the-site", "metadata": {}, "source": text})
     notebook["metadata"]["language_info"]["pygments_lexer"] = "lab"
     return json.dumps(notebook, indent=1, ensure_ascii=False)
 
@@ -135,18 +143,22 @@ def tree(names: Iterable[str]) -> str:
 
 
 def _chinese(readme: str) -> str:
-    """The Chinese README: its marks as anchors, which no other page has, and the labs in Chinese."""
+    """The Chinese README: its marks as anchors, which no other page has, and labs and questions in Chinese."""
     readme = re.sub(r'<a id="[^"]+"></a>', "", readme)  # GitHub's, beside the marks
+    readme = readme.replace("[中文](README.zh.md)", "[中文](README.zh.md) · [面试问题和答案](zh/questions.md)", 1)
     readme = re.sub(r"^<!-- section (\S+) \w+ -->\n", r"(zh-\1)=\n", readme, flags=re.M)
     return in_prose(re.sub(r"\]\(labs/", "](zh/labs/", re.sub(r"\]\(#", "](#zh-", readme)), _joined)
 
 
 def _joined(text: str) -> str:
-    """Chinese without the blanks that a browser would put between its lines."""
+    """Chinese without the blanks that a browser would put between its lines, or behind a mark."""
     first, *rest = text.split("\n")
     lines = [first]
     for line in rest:
-        if re.search(f"^(?!#).*{_CHINESE}$", lines[-1]) and re.match(f" *{_CHINESE}", line):
+        behind_a_mark = re.search("^(?!#).*[，。、；：？！）]$", lines[-1]) and re.match(" *[A-Za-z\\[]", line)
+        if behind_a_mark or (
+            re.search(f"^(?!#).*{explain.CHINESE}$", lines[-1]) and re.match(f" *{explain.CHINESE}", line)
+        ):
             lines[-1] += line.lstrip(" ")
         else:
             lines.append(line)

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from minimegatron.errors import ConfigError
 
 ENGLISH = "en"
-_MARK = re.compile(r"^<!-- (cell|idea|hint|section) (\S+) ([0-9a-f]{8}) -->\n", re.M)
+_MARK = re.compile(r"^<!-- ([a-z]+) (\S+) ([0-9a-f]{8}) -->\n", re.M)
 
 
 class Which(NamedTuple):
-    """A piece of prose: a `cell` of a notebook by its id, an exercise's `idea` or `hint`, a `section` of a page."""
+    """A piece of prose: a `cell` of a notebook by its id, an exercise's `idea` or `hint`, a `section` of a page, ..."""
 
     kind: str
     name: str
@@ -61,6 +61,12 @@ def read(path: Path) -> dict[Which, Translation]:
             raise ConfigError(f"{kind} {name} is translated twice", where=path.name, fix="keep one of them")
         found[which] = Translation(of, text.strip())
     return found
+
+
+def in_language(there: Mapping[Which, Translation], which: Which, english: str) -> str:
+    """The translation of a piece, where there is one that says what the English says; else the English."""
+    found = there.get(which)
+    return found.text if found and found.of == stamp(english) else english
 
 
 def languages(course: Path) -> list[str]:

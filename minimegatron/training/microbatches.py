@@ -16,7 +16,7 @@ The size depends on consumed samples alone. They are part of every checkpoint, s
 A batch size of the ramp-up that is no multiple of b * dp is refused before training starts, with the sizes; or, with
 `decrease_batch_size_if_needed`, rounded down to one.
 
-Smith et al. 2017, "Don't decay the learning rate, increase the batch size" (arXiv 1711.00489).
+Smith et al. 2017 (arXiv 1711.00489): "Don't decay the learning rate, increase the batch size".
 Megatron-LM: `megatron/core/num_microbatches_calculator.py`.
 """
 

@@ -11,11 +11,13 @@ import pytest
 
 from labkit import magics
 from labkit.languages import forbidden, pages, problems, sections
+from minimegatron.commands.my_labs import SAID_IN
 from minimegatron.commands.prose import Translation, Which, mark, read, stamp
 
 ROOT = Path(__file__).parents[2]
 AVOID = forbidden((ROOT / "course/terms.zh.md").read_text(encoding="utf-8"))
-NAMES = [path.parent.name for path in sorted((ROOT / "course").glob("[0-9][0-9]_*/lab.py"))] + ["README"]
+LABS = [path.parent.name for path in sorted((ROOT / "course").glob("[0-9][0-9]_*/lab.py"))]
+NAMES = [*LABS, "quiz", "said", "README"]
 
 ENGLISH = """## 2 · The ring
 
@@ -67,6 +69,8 @@ def test_a_true_translation_has_no_problem(tmp_path: Path) -> None:
         (lambda text: text.replace("`N`", "N"), "code: lacks N"),
         (lambda text: text.replace("(N-1)/N", "(N+1)/N"), "formulas: lacks $2 (N-1)/N$; has also $2 (N+1)/N$"),
         (lambda text: text.replace("08053", "08054"), "links: lacks https://arxiv.org/abs/1909.08053"),
+        (lambda text: text + "\n\n- 还有", "items: has also -"),
+        (lambda text: text + "{name}", "fields: has also name"),
         (lambda text: text.replace("## ", "# "), "headings: lacks ##; has also #"),
         (lambda text: text.replace("| 1  | `x`  |\n", ""), "columns of table rows: lacks 2"),
         (lambda text: text.replace("-> 2", "-> 3"), "code blocks: lacks"),
@@ -102,9 +106,10 @@ def test_a_hint_is_in_the_language_of_the_labs_while_it_says_what_the_english_sa
     monkeypatch.setitem(sys.modules, "some_course", course)
     asked = magics.LabMagics.__new__(magics.LabMagics)
     asked._course = "some_course"
-    (tmp_path / "zh.md").write_text(f"{mark(Which('hint', 'ring'), 'N - 1 times.')}\nN - 1 次。\n", encoding="utf-8")
-    assert asked._said("hint", "ring", "N - 1 times.") == "N - 1 times."
-    monkeypatch.setenv(magics.SAID_IN, "zh")
-    assert asked._said("hint", "ring", "N - 1 times.") == "N - 1 次。"
-    assert asked._said("hint", "ring", "N times.") == "N times."
-    assert asked._said("idea", "ring", "N - 1 times.") == "N - 1 times."
+    hint = Which("hint", "ring")
+    (tmp_path / "zh.md").write_text(f"{mark(hint, 'N - 1 times.')}\nN - 1 次。\n", encoding="utf-8")
+    assert asked._said(hint, "N - 1 times.") == "N - 1 times."
+    monkeypatch.setenv(SAID_IN, "zh")
+    assert asked._said(hint, "N - 1 times.") == "N - 1 次。"
+    assert asked._said(hint, "N times.") == "N times."
+    assert asked._said(Which("idea", "ring"), "N - 1 times.") == "N - 1 times."

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from labkit.guesses import NAME, Guesses, shown
+from labkit.guesses import NAME, Guesses, question_of, shown, texts, unit_of
+from minimegatron.commands.my_labs import SAID_IN
 
 NO_GUESS = "○ no guess yet: put a number in place of None"
 
@@ -58,6 +59,29 @@ def test_a_folder_that_cannot_be_written_keeps_it_in_memory(tmp_path: Path) -> N
     guesses = Guesses(tmp_path / "not there")
     guesses.guess("gpus", 3)
     assert guesses.guessed("gpus", 7, "GPUs") == "it is 7 GPUs; you guessed 3"
+
+
+def test_what_is_to_be_translated_of_a_cell() -> None:
+    cell = """%%needs ring
+guess("no f", None, "How many?")
+for batch in (1, 2):
+    guessed(f"batch {batch}", round(1.5), "percent, in a ring")
+guessed("same", 3, f"with {batch}")
+guessed("bare", 3)
+"""
+    assert texts(cell) == {question_of("no f"): "How many?", unit_of("percent, in a ring"): "percent, in a ring"}
+    assert question_of("no f").name == "no-f" and unit_of("%, in a ring").name == "in-a-ring"
+
+
+def test_guesses_in_chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAID_IN, "zh")
+    guesses = Guesses(tmp_path)
+    assert guesses.guess("gpus", None).startswith("○ 还没有猜测") and "'many' 不是一个数" in guesses.guess(
+        "gpus", "many"
+    )
+    assert guesses.guess("gpus", 12) == "✔ 你猜的是 12"
+    assert guesses.guessed("gpus", 7.3, "块 GPU") == "实际是 7.3 块 GPU；你猜的是 12"
+    assert guesses.guessed("other", 4, "步") == "实际是 4 步；你没有猜"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from labkit.ranks.fork_server import SHARED
+from minimegatron.commands.my_labs import SAID_IN
 from minimegatron.launch import procs
 from tests.labkit.kernel import Kernel, processes_of
 
@@ -58,6 +59,17 @@ def test_a_stub_is_not_done_and_cells_wait_for_it(kernel: Kernel) -> None:
     for magic in ("%%torchrun -n 2 --needs bubble", "%%ranks 2 --needs bubble,double"):
         said = kernel.run(f"{magic}\nprint('never')")
         assert said.text.splitlines()[0] == "○ this cell waits for exercise bubble" and said.error == ""
+
+
+def test_what_is_said_is_in_the_language_of_the_labs(kernel: Kernel) -> None:
+    kernel.run(f"import os; os.environ['{SAID_IN}'] = 'zh'")
+    try:
+        assert kernel.run('check("bubble")').text.split() == ["○", "bubble", "还没做", "0/5"]
+        assert kernel.run("%%needs bubble\n1").text == "○ 这个单元格在等练习 bubble"
+        assert kernel.run('guess("gpus", None, "How many?")').text == "○ 还没有猜测：用一个数换掉 None"
+    finally:
+        kernel.run(f"del os.environ['{SAID_IN}']")
+    assert kernel.run('check("bubble")').text == "○ bubble   not done yet   0/5"
 
 
 def test_the_idea_comes_at_the_second_failure_and_in_grading_at_once(kernel: Kernel) -> None:

@@ -17,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from course import quiz
-from labkit.quiz import DAYS, Card, Known, cards, chosen, is_right, lists, main, number_in
+from labkit.cards import Card, cards
+from labkit.quiz import DAYS, Known, chosen, is_right, lists, main, number_in
+from labkit.said import columns, padded, wrapped
 from minimegatron.comm.mesh import grid_sizes, rank_groups
 from minimegatron.comm.sequence import spans_of
+from minimegatron.commands.my_labs import SAID_IN
 from minimegatron.config.parallel import ParallelConfig
 from minimegatron.errors import ConfigError
 from minimegatron.layers.moe.router import capacity
@@ -187,7 +190,7 @@ OTHERWISE = {
         rf"of {N} tokens is cut into samples of {N} tokens",
         lambda tokens, s: sum(start + s + 1 <= tokens for start in range(0, tokens, s)),
     ),
-    "clipped": (rf"norm is {N}, --clip-grad {N}\.", clip),
+    "clipped": (rf"norm is {N}, `--clip-grad {N}`\.", clip),
     "cosine": (
         rf"1e-4, {N} steps .* to step {N}\..* at step {N}\?",
         lambda warm, total, step: Schedule(1e-3, total, 1e-4, lr_warmup_steps=warm, lr_decay_style="cosine").lr_at(
@@ -257,10 +260,44 @@ def test_every_lab_and_level_has_questions_and_no_two_have_one_name():
     found = cards("course")
     assert max(Counter(card.name for card in found).values()) == 1
     assert {card.name[4:6] for card in found if card.name.startswith("lab ")} == set(quiz.LABS)
-    per_level = Counter(quiz.QUESTIONS[name].level for name in quiz.QUESTIONS)
+    per_level = Counter(quiz.QUESTIONS[name].can.level for name in quiz.QUESTIONS)
     assert set(per_level) == set(quiz.LEVELS) and min(per_level.values()) >= 10
     text, answer, how = next(card for card in found if card.name == "lab 01, 1").ask(Random(0))
     assert text.startswith("A run uses 64 GPUs") and answer is None and how.startswith("64 / (4 · 2 · 2) = 4")
+
+
+def numbers(text):
+    return Counter(re.findall(r"\d[\d.,]*\d|\d", text))
+
+
+def test_a_question_in_chinese_has_the_numbers_and_the_answer_of_the_english_one():
+    english, chinese = cards("course"), cards("course", "zh")
+    assert [(card.name, card.level, card.lab) for card in english] == [(c.name, c.level, c.lab) for c in chinese]
+    for one, other in zip(english, chinese, strict=True):
+        for seed in range(3):
+            (text, answer, how), (said, same, so) = one.ask(Random(seed)), other.ask(Random(seed))
+            assert (
+                answer == same and numbers(text) == numbers(said) and not re.search("[{}]", said + so * (not one.lab))
+            )
+            assert one.lab or numbers(how) == numbers(so)
+        assert re.search("[一-鿿]", said) and re.search("[一-鿿]", other.can), other.name
+    assert cards("course", "fr")[0].ask(Random(0)) == english[0].ask(Random(0)), "what is not translated is in English"
+
+
+def test_a_question_that_has_changed_since_it_was_translated_is_asked_in_english(monkeypatch):
+    changed = quiz.QUESTIONS["replicas"]._replace(text="{world} GPUs, tp {tp}, cp {cp}, pp {pp}, ep {ep}: dp?")
+    monkeypatch.setitem(quiz.QUESTIONS, "replicas", changed)
+    first, second = (card.ask(Random(0))[0] for card in cards("course", "zh")[:2])
+    assert "GPUs, tp" in first and "第几个阶段" in second
+
+
+def test_a_line_is_broken_between_chinese_characters_and_never_before_a_mark():
+    text = "一次 all-reduce 发送多少字节？" * 12
+    lines = wrapped(text, 40).split("\n")
+    assert len(lines) > 5 and "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(30 < columns(line) <= 40 for line in lines[:-1]) and not any(line[0] in "，。？" for line in lines)
+    assert wrapped("a b " * 30, 20) == "\n".join(["a b a b a b a b a b"] * 6), "as in English"
+    assert columns(padded("数", 5)) == 5 and wrapped("", 20) == ""
 
 
 @pytest.mark.parametrize(
@@ -364,6 +401,30 @@ def test_a_number_is_judged_and_explained(monkeypatch, tmp_path, capsys):
     assert f"No: {asked[1]}. How: " in capsys.readouterr().out
 
 
+def test_the_command_speaks_the_language_of_the_labs_or_the_one_that_is_asked_for(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--kept", str(tmp_path / "quiz.json"), "--count", "1", "--seed", "3"]
+    answer = cards("course")[0].ask(Random(3))[1]
+    (tmp_path / "my-labs").mkdir()
+    (tmp_path / "my-labs" / ".language").write_text("zh\n")
+    answering(monkeypatch, "many", str(answer))
+    main(words)
+    out = capsys.readouterr().out
+    assert (
+        "第 1 题，共 1 题 · 基础" in out
+        and "`many` 不是一个数" in out
+        and f"对：{answer}。" in out
+        and "答对 1 题" in out
+    )
+    main([*words, "--list", "--language", "en"])
+    assert "basic: 0 of 7" in capsys.readouterr().out
+    main([*words, "--list"])
+    assert "1/4" in (said := capsys.readouterr().out) and "基础：7 项里完成了 0 项" in said, "answers are kept for both"
+    monkeypatch.setenv(SAID_IN, "en")
+    main([*words, "--list"])
+    assert "basic: 0 of 7" in capsys.readouterr().out
+
+
 def test_mistakes_on_the_command_line_and_a_broken_file_are_said(tmp_path):
     broken = tmp_path / "quiz.json"
     broken.write_text('{"a": 1}')
@@ -371,6 +432,7 @@ def test_mistakes_on_the_command_line_and_a_broken_file_are_said(tmp_path):
         (["--level", "expert"], "there is no level 'expert'"),
         (["--lab", "77"], "no question of lab 77"),
         (["--count", "0"], "--count is 0"),
+        (["--language", "fr"], "no questions in 'fr'(.|\n)*fix: --language en or zh"),
         (["--course", "tests"], "no quiz in `tests`"),
         (["--kept", str(broken)], "cannot be read(.|\n)*fix: move it away"),
     ):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.verdict import Progress, Row, Verdict
+from labkit.said import WORDS, columns
+from labkit.verdict import Panel, Progress, Row, Verdict
+from minimegatron.commands.my_labs import SAID_IN
 
 PASSED = Verdict("ring", "passed", 5, (Row("two ranks", 5, 5),))
 WRONG = Verdict(
@@ -90,6 +92,23 @@ def test_progress_adds_up() -> None:
         "  lab 00_mini              6/9",
     ]
     assert progress._repr_html_().count("<code>") == 3
+
+
+def test_a_table_in_chinese_has_straight_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAID_IN, "zh")
+    verdict = WRONG.with_cases(["4 个阶段", "很多个阶段，而且只有一个微批次"])
+    head, first, second, mistake = repr(verdict).splitlines()
+    assert head.startswith("✘ bubble   还不对") and mistake == "  错误: p-1 & m"
+    ends = [columns(line[: line.index(points)]) for line, points in ((head, "1/3"), (first, "1/1"), (second, "0/2"))]
+    assert len(set(ends)) == 1 and "很多个阶段" in second and "很多个阶段" in verdict._repr_html_()
+    assert verdict.points == WRONG.points and WRONG.with_cases(["4 个阶段"]) == WRONG, (
+        "a list that does not fit is left out"
+    )
+    hidden = Verdict("f", "wrong", 1, (Row("a", 0, 1, WORDS["hidden"]), Row("b", 0, 1, "got 1")))
+    assert "保持隐藏" in repr(hidden) and "got 1" in repr(hidden) and "保持隐藏" in hidden._repr_html_()
+    lines = repr(Progress("00_mini", [PASSED, WRONG, TODO])).splitlines()
+    assert len({columns(line) for line in lines}) == 1 and lines[-1].startswith("  实验 00_mini")
+    assert repr(Panel("00_mini", 3, 9, "ring")) == "实验 00_mini: 3 分（满分 9）; 下一个是 ring"
 
 
 def test_verdicts_travel_as_plain_data() -> None:

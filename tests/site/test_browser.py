@@ -30,7 +30,8 @@ PAGES = [
     "index.html", "README.html", "labs/01_process_groups.html", "solutions/03_pipeline_1f1b.html", "questions.html",
     "map.html", "docs/reading_plan.html", "docs/architecture.html", "docs/glossary.html", "api/index.html",
     "api/minimegatron/comm/mesh.html", "api/minimegatron/config/model.html", "_modules/minimegatron/comm/mesh.html",
-    "files/examples/simple_loop.py.html", "search.html?q=zigzag", "genindex.html",
+    "files/examples/simple_loop.py.html", "search.html?q=zigzag", "genindex.html", "README.zh.html",
+    "zh/questions.html", "zh/labs/05_moe_ep.html",
 ]  # fmt: skip
 # By how many pixels a page would have to be pushed sideways.
 WIDER = "() => document.documentElement.scrollWidth - window.innerWidth"
@@ -120,6 +121,10 @@ def test_by_keyboard_alone(address: str, chromium: Any) -> None:
     page.wait_for_selector("#search-results a")
     found = page.locator("#search-results a").all_text_contents()
     assert any("Lab 04" in text for text in found) and any("comm/sequence" in text for text in found)
+
+    page.goto(address + "search.html?q=梯度")  # two characters inside of longer runs
+    page.wait_for_selector("#search-results a")
+    assert any("实验" in text for text in page.locator("#search-results a").all_text_contents())
 
     page.goto(address + "questions.html")
     summary = page.locator("details > summary").first

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from course.quiz import QUESTIONS
 from docs.site import counterparts, pages, reference
 from labkit import explain
+from labkit.cards import cards
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -241,16 +243,22 @@ def test_the_map_leads_in_every_direction(made: dict[str, str | bytes]) -> None:
 
 
 def test_every_question_of_every_lab_is_there_with_its_answer(made: dict[str, str | bytes]) -> None:
-    page = str(made["questions.md"])
+    page, chinese = str(made["questions.md"]), str(made["zh/questions.md"])
     for source in sorted(ROOT.glob("course/*/lab.py")):
         text = explain.markdown_of(source)
         section = re.split(r"^## \d+ · Explain$", text, flags=re.M)[1].split("\n## ")[0]
         found = list(explain.questions(text))
         assert len(found) == len(re.findall(r"^\d+\. \*", section, re.M)) >= 6, source
         for question in found:
-            assert f"### {question.question}\n" in page and len(question.answer) > 20, question
+            assert f"#### {question.question}\n" in page and len(question.answer) > 20, question
             assert "details>" not in question.answer
-    assert page.count("<details>") == page.count("</details>") == page.count("\n### ")
+    asked = len(cards("course"))
+    for text in (page, chinese):
+        assert asked == text.count("<details>") == text.count("</details>") == text.count("\n#### ")
+        assert text.count("\n\n**") == len(QUESTIONS) and "{" not in text
+    for name in re.findall(r"\]\(labs/(\w+)\.ipynb\)", page):
+        assert f"](labs/{name}.ipynb)" in chinese
+    assert chinese.count("\n## ") == 3 and len(re.findall(r"\n#### .*[一-鿿]", chinese)) == asked
 
 
 def test_terms_of_the_glossary_can_be_linked_to(made: dict[str, str | bytes]) -> None:

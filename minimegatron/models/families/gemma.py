@@ -13,7 +13,7 @@
 
 Of Gemma 3 the language model alone, as the 1B model is published (`gemma3_text`); the others have a vision tower.
 
-Gemma team, arXiv:2408.00118 and arXiv:2503.19786.
+Gemma team 2024, arXiv:2408.00118; Gemma team 2025, arXiv:2503.19786.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Llama 1 to 3.1: RMSNorm, RoPE, a gated MLP, no biases; since Llama 2 grouped queries, in 3.1 a stretched RoPE.
 
-Touvron et al., arXiv:2302.13971 and arXiv:2307.09288; Llama 3: arXiv:2407.21783.
+Touvron et al. 2023, arXiv:2302.13971; Touvron et al. 2023, Llama 2, arXiv:2307.09288; Llama 3: arXiv:2407.21783.
 """
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ than F + B, because messages are hidden.
 A valid schedule without one of its microbatches is valid (every dependency is between actions of one microbatch). So a
 V-shaped schedule for fewer microbatches than its warm-up needs is a larger one without some of them.
 
+Qi et al. 2024 (arXiv 2405.15362) has ZB-V and other schedules by their memory.
+
 In Megatron-LM: `core/pipeline_parallel/schedules.py` (`get_schedule_table`, `get_pp_rank_microbatches`, and the two
 `forward_backward_pipelining_*`). It has no ZB-H1, ZB-V or DualPipeV.
 """
