@@ -10,7 +10,7 @@ published model, or Megatron's flags. And
 
     --cluster NAME|FILE.json   a100, h100, h200, b200, or a file that --measure has written (h100)
     --world-size N             how many GPUs (1)
-    --tokens N                 days, and with a price the cost, of a training on so many
+    --tokens N                 the time, and with a price the cost, of a training on so many
     --price X                  of a GPU for an hour
     --explain                  the formula of every number
     --search                   all layouts; what a flag sets stays as it is

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import bisect
 import datetime
 import io
 import json
@@ -141,9 +140,11 @@ def curves(log: RunLog) -> str:
 
 
 def _draw(axes: Any, read: Mapping[int, float], values: Mapping[int, float], **look: Any) -> None:
-    """Draw values over the tokens that were read; an evaluation follows the last step that the log has before it."""
-    steps = sorted(read)
-    at = [read[steps[max(0, bisect.bisect_right(steps, step) - 1)]] / 1e6 for step in values]
+    """Draw values over the tokens that were read; a step that the log does not have lies between those that it has."""
+    import numpy
+
+    steps = [0, *sorted(read)]
+    at = numpy.interp(list(values), steps, [read.get(step, 0.0) / 1e6 for step in steps])
     axes.plot(at, list(values.values()), **look)
 
 

@@ -66,7 +66,7 @@ def watcher(
         now, tokens = time.monotonic(), engine.drawn_tokens
         if total is not None and now - said >= EVERY:
             said = now
-            drawn = f", {tokens} tokens, {tokens / (now - began):.0f} a second" if tokens else ""
+            drawn = f", {tokens} tokens, {tokens / (now - began):.0f} a second" if tokens else " are scored"
             print(f"{done} of {total} answers{drawn}", file=sys.stderr, flush=True)
 
     return watch

@@ -96,8 +96,15 @@ def time_text(told: Plan, tokens: float | None, explains: bool) -> str:
         lines.append(f"{time.model_flops:.4e} model FLOPs of a step = 3 x forward, see training/flops")
     if tokens is not None:
         price = f", {told.cost(tokens):,.0f} at {told.cluster.price} a GPU and hour" if told.cluster.price else ""
-        lines.append(f"{tokens:.3g} tokens: {told.days(tokens):.1f} days{price}")
+        lines.append(f"{tokens:.3g} tokens: {lasting(told.days(tokens))}{price}")
     return "\n".join(lines)
+
+
+def lasting(days: float) -> str:
+    """Days, or hours or minutes where two of them are more."""
+    if days >= 2:
+        return f"{days:.1f} days"
+    return f"{24 * days:.1f} hours" if 24 * days >= 2 else f"{24 * 60 * days:.1f} minutes"
 
 
 def sent(told: Plan) -> Iterator[tuple[Event, int]]:

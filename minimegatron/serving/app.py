@@ -174,7 +174,8 @@ class Server(uvicorn.Server):
             raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}", fix="another --port") from None
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        print(f"{self.name} is served on http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+        print(f"{self.name} answers on the page http://{shown}:{port}/", file=sys.stderr)
+        print(f"and OpenAI's clients at base_url http://{shown}:{port}/v1", file=sys.stderr, flush=True)
         try:
             self.run(sockets=[listener])
         finally:

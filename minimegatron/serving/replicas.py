@@ -150,7 +150,8 @@ def serve(
     except OSError as error:
         raise ConfigError(f"{host}:{port} cannot be served: {error}", fix="another --port, or --host") from error
     address.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as in `serving/app`
-    log.info("%d replicas are started behind http://%s:%d/v1", size, host, address.getsockname()[1])
+    told = "%d replicas are started; they answer on the page http://%s:%d/, and OpenAI's clients below /v1 there"
+    log.info(told, size, host, address.getsockname()[1])
     router = Router([f"http://127.0.0.1:{free}" for free in free_ports(size)])
     processes = Processes(router, command, environment, hung=hung)
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from minimegatron.commands import report
 from minimegatron.commands.report import main, planned, points, read_log, tokens
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.training.arguments import parse_args
@@ -52,6 +53,24 @@ def test_what_was_made_twice_counts_once(folder):
     log = read_log(folder / "base.jsonl")
     assert points(log, "lm loss") == {10: 8.0, 20: 7.0, 30: 6.5, 40: 5.25}
     assert points(log, "lm loss validation") == {40: 5.5} and tokens(log)[40] == 40 * 4 * 128
+
+
+def test_an_evaluation_between_two_lines_of_the_log_lies_between_them(tmp_path, monkeypatch):
+    config = {"event": "config", **parse_args(MODEL.split()).to_dict()}
+    held_out = [validation(i, 9 - i / 10) for i in (6, 12, 20)]
+    write(tmp_path / "base.jsonl", [config, step(10, 8.0), step(20, 7.0), *held_out])
+    monkeypatch.setattr(report, "picture", lambda figure: [line.get_xdata() for line in figure.axes[0].lines])
+    training, evaluations = report.curves(read_log(tmp_path / "base.jsonl"))
+    assert list(training) == pytest.approx([10 * 4 * 128e-6, 20 * 4 * 128e-6])
+    assert list(evaluations) == pytest.approx([i * 4 * 128e-6 for i in (6, 12, 20)])
+
+
+def test_an_empty_answer_is_shown_as_one(folder):
+    write(folder / "chat-samples.jsonl", [{"prompt": "Who are you?", "text": ""}, {"prompt": "1 + 1 =", "text": "2"}])
+    main([str(folder)])
+    text = (folder / "report.html").read_text()
+    assert re.search(r"Who are you\?</b> <span[^>]*>\(an empty answer\)", text)
+    assert text.count("(an empty answer)") == 1
 
 
 def test_the_page(folder, capsys):

@@ -22,6 +22,7 @@ import torch
 
 from labkit import acceptance
 from labkit.ranks.pool import shared_pool
+from minimegatron import cli
 from minimegatron.commands import convert
 from minimegatron.config import TransformerConfig
 from minimegatron.config.run import RunConfig
@@ -356,6 +357,26 @@ def save_three_steps(rank, world, folder):
     trainer = build_trainer(run, quiet=False)
     trainer.train()
     trainer.close()
+
+
+@SLOW
+def test_the_page_says_what_125_million_parameters_take(capsys):
+    page = (ROOT / "docs" / "capstones.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^minimegatron (plan (?:.*\\\n)*.*)\n# (.*) \.\.\. (.*)$", page, re.MULTILINE)
+    words = command[0].replace("\\\n", " ").split()
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert command[1] in out and command[2] in out
+    flags = ["--mock-data", *words[words.index("--num-layers") : words.index("--tokens")]]
+    size, page = CRITERIA.SIZES["125m"], " ".join(page.split())
+    count = ORACLE.parameters(parse_args(flags, 2).model)
+    assert size.least <= count <= size.most and f"with a gate {count / 1e6:.0f} million" in page
+    count_without = ORACLE.parameters(parse_args([flag for flag in flags if flag != "--swiglu"], 2).model)
+    assert count_without < size.least and f"GPT-2's size have {count_without / 1e6:.0f} million" in page
+    lasts = next(line for line in out.splitlines() if line.startswith("rank 0, layers")).split()[4:8]
+    saved = sum(float(text.replace(",", "")) for text in (lasts[0], lasts[1], lasts[3])) * 2**20  # not the gradients
+    assert saved == pytest.approx(14 * count, rel=0.02)
+    assert f"{saved / 1e9:.1f} GB" in page and f"{4 * 2 * saved / 1e9:.0f} GB" in page
 
 
 @SLOW

@@ -360,6 +360,9 @@ def test_long_work_says_how_far_it_is(llama2, monkeypatch, capsys):
     assert len(answers.compute(Engine(ours("llama2")), prompts, tokenizer, [])) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("0 of 3 answers, 3 tokens, ") and lines[-1].startswith("3 of 3 answers, 10 tokens, ")
+    scored = Request((5, 9, 3), 0, prompt_log_probs=1)  # nothing is drawn, and no answer is called right
+    answers.compute(Engine(ours("llama2")), [scored], tokenizer, [])
+    assert capsys.readouterr().err.splitlines()[-1] == "1 of 1 answers are scored"
 
 
 @SLOW

@@ -13,6 +13,7 @@ from minimegatron.models import chunks
 from minimegatron.parallel.pipeline.schedules import Schedule, build_schedule
 from minimegatron.planner.cluster import CLUSTERS, read_cluster
 from minimegatron.planner.planning import changed, cheapest_changes, plan
+from minimegatron.planner.report import lasting
 from minimegatron.training.arguments import parse_args
 from tests.thorough import SLOW
 
@@ -95,6 +96,14 @@ def test_days_and_cost() -> None:
     steps = 1e9 / (64 * 4096)
     assert told.days(1e9) == pytest.approx(steps * told.time.seconds / 86_400)
     assert told.cost(1e9) == pytest.approx(told.days(1e9) * 24 * 8 * 2.0)
+
+
+@pytest.mark.parametrize(
+    "days, words",
+    [(62.04, "62.0 days"), (2, "2.0 days"), (1.5, "36.0 hours"), (1 / 48, "30.0 minutes"), (4e-4, "0.6 m")],
+)
+def test_a_short_training_takes_hours_or_minutes_and_not_no_days(days: float, words: str) -> None:
+    assert lasting(days).startswith(words)
 
 
 def command(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -77,6 +77,7 @@ def over(page):
 
 def test_the_page_streams_stops_and_says_what_is_wrong(slow, page, monkeypatch):
     page, complaints = page
+    page.wait_for_selector("#key")  # the server wants one, and the page shows where
     ask(page, "WITHOUT A KEY")
     page.wait_for_selector(".error")
     assert "API key" in page.inner_text(".error") and page.locator(".assistant").count() == 0
@@ -113,6 +114,14 @@ def test_the_page_streams_stops_and_says_what_is_wrong(slow, page, monkeypatch):
         page.wait_for_function("() => document.querySelectorAll('.error').length == 2")
     assert "out of memory" in page.locator(".error").nth(1).inner_text()
     picture(page, "4-error")
+
+    nothing = 'data: {"choices": [{"delta": {"content": ""}}]}\n\ndata: [DONE]\n\n'
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=nothing))
+    ask(page, "NOTHING?")
+    page.wait_for_selector(".empty")
+    assert page.inner_text(".empty") == "(an empty answer)"
+    over(page)
+    page.unroute("**/v1/chat/completions")
 
     page.click("#clear")
     assert page.locator("#log > div").count() == 0

@@ -19,7 +19,7 @@ import pytest
 from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.speculative import SpeculativeConfig
 from minimegatron.serving import http_server
-from minimegatron.serving.app import PAGE
+from minimegatron.serving.app import PAGE, Server
 from minimegatron.serving.protocol import REFUSED
 from tests.inference.models import ours
 from tests.serving.conftest import KEY, running
@@ -302,6 +302,15 @@ def test_proposals_are_counted_under_vllms_names(tokenizer):
     }  # fmt: skip
     positions = re.findall(r'per_pos_total\{model_name="tiny",position="(\d)"\} (\S+)$', text, re.M)
     assert positions == [("0", "2.0"), ("1", "2.0"), ("2", "2.0")]
+
+
+def test_the_addresses_that_are_printed_are_answered(tiny, monkeypatch, capsys):
+    server = Server(tiny.service, port=0)
+    monkeypatch.setattr(server, "run", lambda sockets: None)
+    server.run_until_signal()
+    page, api = re.findall(r"http://127.0.0.1:\d+(/\S*)", capsys.readouterr().err)
+    assert httpx.get(tiny.url + page).text == PAGE.read_text()
+    assert httpx.get(f"{tiny.url}{api}/models", headers=JSON).status_code == 200
 
 
 def test_the_page_needs_nothing_from_elsewhere(tiny):

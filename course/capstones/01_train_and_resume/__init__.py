@@ -25,7 +25,8 @@ from .training import read_plan
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command line's own."""
-    size = "what may be trained: about a million parameters on CPUs, or 125 million on a GPU (default: laptop)"
+    size = "what may be trained: up to two million parameters on CPUs, or about 125 million on two GPUs, which has not "
+    size += "been tried yet and takes some 13 GB of disk (default: laptop)"
     parser.add_argument("--size", choices=SIZES, default="laptop", help=size)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs, outputs, checkpoints and models there")
 
