@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from labkit import closing, plain, sandbox, seccomp
 from labkit.ranks.fork_server import obey
 
@@ -74,6 +76,7 @@ def serve(sock: socket.socket, folder: str, refused: list[str]) -> None:
     closing.remember()
     if refused:
         seccomp.refuse(*refused)
+    torch.zeros(1).half()  # at its first, torch reads about the CPU in files that a rank does not see
     scratch = tempfile.mkdtemp(dir=folder)
     sandbox.begin(scratch)
     os.rmdir(scratch)

@@ -643,13 +643,13 @@ display(trade_off(points_of(4, 16, 2), title="p=4, v=2: m=16, and m=8 pale", bef
 # %%
 h, ffn, kv, vocab = 4096, 14336, 1024, 128256
 in_layer = 2 * h * h + 2 * h * kv + 3 * h * ffn  # weights; two operations a token for each, forward
-for s in (0, 8192):
+for s in (0, 4096, 8192):
     scores = s * h  # per token, causal: as many multiply-adds as weights count
     print(f"with attention over {s:4} tokens the head is worth {vocab * h / (in_layer + scores):.1f} layers")
 
 # %% [markdown]
-# So the last stage takes 10.2 where the others take 8. With p = 4 and m = 64 equal stages are idle for 3/67 of the
-# time, 4.5 %. And now?
+# So with 4,096 tokens the last stage takes 10.2 where the others take 8. With p = 4 and m = 64 equal stages are idle
+# for 3/67 of the time, 4.5 %. And now?
 
 # %%
 guess("uneven", None, "the last of 4 stages takes 1.27 times as long, m = 64: rank 0 is idle for how many percent?")

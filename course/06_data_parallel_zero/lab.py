@@ -437,7 +437,8 @@ check("reduce_early")
 #
 # **Exercise.** `weights` is the flat buffer; change it in place: the parameters are views of this memory. `step` gets
 # this rank's part of the summed gradient, and leaves it as it is. State of other ranks' parts must not exist here: the
-# check counts the bytes of the tensors that stay. (Here and in all exercises with tensors the dtype stays what it is;
+# check counts the bytes of the tensors that stay. `weights` may be bf16 where the gradient is fp32. Many small steps
+# must add up then, too: what is 1.5 - 0.003 in bf16? (Here and in all exercises with tensors the dtype stays what it is;
 # float64 is tried too.)
 
 # %%
@@ -455,7 +456,8 @@ class ShardedAdamW:
         ### BEGIN SOLUTION
         self.weights, self.decay, self.group = weights, decay, group
         self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
-        self.own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+        own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+        self.own = own.float() if own.dtype == torch.bfloat16 else own  # a view, where nothing is lost by it
         self.m, self.v, self.t = torch.zeros_like(self.own), torch.zeros_like(self.own), 0
         ### END SOLUTION
 
@@ -471,7 +473,7 @@ class ShardedAdamW:
         self.v.lerp_(grad * grad, 1 - b2)
         size = (self.v / (1 - b2**self.t)).sqrt() + self.eps
         self.own -= self.lr * self.m / (1 - b1**self.t) / size
-        dist.all_gather_into_tensor(self.weights, self.own.clone(), group=self.group)
+        dist.all_gather_into_tensor(self.weights, self.own.to(self.weights.dtype, copy=True), group=self.group)
         ### END SOLUTION
 
 

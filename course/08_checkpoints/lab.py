@@ -412,8 +412,9 @@ crash_map({"yours": crashes(save_checkpoint)})
 # 3. As soon as the function has returned *on any rank*, the new checkpoint survives a power cut.
 # 4. A rank that begins half of `seconds` after the others is waited for; once all are there, nobody waits for a
 #    deadline. If a rank has died, or begins five times `seconds` late, its absence ends the save: every other rank
-#    raises a `TimeoutError`, and all of them say the same, `missing: [1]`, in its text; if two are missing, `missing:
-#    [1, 3]`. A late rank ends in some error, too. Nobody stays longer than ten times `seconds`.
+#    raises a `TimeoutError`, and all of them say the same, `missing: [1]`, in its text. A machine that fails takes all
+#    of its ranks along, perhaps the one that you wait for, too: then two are missing, `missing: [0, 2]`. A late rank
+#    ends in some error, too. Nobody stays longer than ten times `seconds`.
 # 5. The store is empty when a run begins, and keeps all keys until the run ends: its next save finds them. `run` is a
 #    text of its own for each run. A rank of a run that has failed may still live, on a machine that was cut off, and go on
 #    with its save while a new run saves the same step. None of its bytes may come into the new checkpoint.
@@ -431,16 +432,19 @@ def save_shard(disk, store, rank: int, ranks: int, run: str, step: int, data: by
     """This rank's part of the save of a step by `ranks` ranks of a run; `data` becomes the file f"shard-{rank}"."""
     ### BEGIN SOLUTION
     staged, ready, end = f".step-{step}.{run}", f"{step}/ready", f"{step}/end"
+    here = [f"{step}/here/{r}" for r in range(ranks)]
     done = [f"{step}/{r}" for r in range(ranks)]
 
-    def hear(key):
-        """A word of rank 0."""
+    def hear(key, words):
+        """A word of rank 0. Without it, rank 0 is missing, and who has not said its own of these words."""
         try:
             store.wait([key], 3 * seconds)
         except TimeoutError:
-            raise TimeoutError(f"step {step} is not saved; missing: [0]") from None
+            absent = [r for r in range(ranks) if r == 0 or not store.check([words[r]])]
+            raise TimeoutError(f"step {step} is not saved; missing: {absent}") from None
         return store.get(key)
 
+    store.set(here[rank], "")
     if rank == 0:
         for left in disk.names():
             if left.startswith("."):
@@ -450,7 +454,7 @@ def save_shard(disk, store, rank: int, ranks: int, run: str, step: int, data: by
         disk.mkdir(staged)
         store.set(ready, "")
     else:
-        hear(ready)
+        hear(ready, here)
     disk.write(f"{staged}/shard-{rank}", data)
     disk.fsync(f"{staged}/shard-{rank}")
     store.set(done[rank], hashlib.sha256(data).hexdigest())
@@ -469,7 +473,7 @@ def save_shard(disk, store, rank: int, ranks: int, run: str, step: int, data: by
             disk.fsync("")
         store.set(end, json.dumps(missing))
     else:
-        missing = json.loads(hear(end))
+        missing = json.loads(hear(end, done))
     if missing:
         raise TimeoutError(f"step {step} is not saved; missing: {missing}")
     ### END SOLUTION

@@ -405,15 +405,11 @@ check("schedule")
 # came before) guesses the next k tokens. The model computes all of them in one pass, which gives its own distribution
 # at each of their places, and at one more. Then it accepts those that it might have said itself.
 #
-# The answers must stay as they were, word for word as likely. The proposer draws its token x from q, the model has p
-# at this place:
-#
-# - Accept x with the chance min(1, p(x) / q(x)).
-# - Else draw another token from what p has more than q: the weights max(0, p - q), divided by their sum.
-#
-# How likely is x now? As an accepted proposal it comes with the chance q(x) · min(1, p(x) / q(x)) = min(p(x), q(x)).
-# As a draw after a rejection it comes with max(0, p(x) - q(x)): the chance of a rejection is exactly the sum by which
-# the weights were divided. Together this is p(x), whatever q is. A bad proposer costs time, and no quality.
+# The answers must stay as they were, word for word as likely. The proposer draws its token x from q; the model has p at
+# this place. Some words q proposes too often, others too seldom. So a proposal is accepted with a certain chance, as
+# often as can be, and where it is not, another token is drawn. In the end each word x must come with p(x), whatever q
+# is. With which chance do you accept a word that is proposed too often? And one that is not? Then add up how likely
+# each word is so far: which are still lacking, and how much of each?
 #
 # Behind a rejected token the other proposals continue another text, so for this step the answer ends there. If all k
 # are accepted, one more token is drawn from p at the place behind them.
@@ -422,8 +418,8 @@ check("schedule")
 #
 # | place | p | q | verdict |
 # |---|---|---|---|
-# | 0 | 0.5, 0.25, 0.25 | 0.5, 0.5, 0 | p/q = 1: accepted, whatever u is |
-# | 1 | 0.25, 0.5, 0.25 | 0.75, 0.25, 0 | p/q = 1/3, and u = 0.6: rejected. p has more than q: 0, 0.25, 0.25. With v = 0.4 the draw is 1 |
+# | 0 | 0.5, 0.25, 0.25 | 0.5, 0.5, 0 | 0 is proposed as often as it should be said: accepted, whatever u is |
+# | 1 | 0.25, 0.5, 0.25 | 0.75, 0.25, 0 | 0 is proposed three times as often; u = 0.6: rejected. 1 and 2 lack equally much; with v = 0.4 the draw is 1 |
 #
 # The answer gets the tokens 0 and 1.
 #
@@ -460,8 +456,11 @@ def verify(
 check("verify")
 
 # %% [markdown]
-# 8,000 draws with a proposer that is quite wrong. Which share of its tokens do you expect to be accepted? At each
-# token min(p, q), so in all the sum of min(p, q).
+# Why is it right, whatever q is? As an accepted proposal x comes with the chance q(x) · min(1, p(x) / q(x)) = min(p(x),
+# q(x)). As a draw after a rejection it comes with max(0, p(x) - q(x)): the chance of a rejection is exactly the sum by
+# which `draw` divides the weights. Together this is p(x). A bad proposer costs time, and no quality.
+#
+# The next cell makes 8,000 draws with a proposer that is quite wrong. Which share of its tokens will be accepted?
 
 # %%
 # %%needs verify
@@ -481,6 +480,8 @@ print("what comes out is p, within 0.03:", bool((first - p).abs().max() < 0.03))
 shares({"the model, p": p.tolist(), "the proposer, q": q.tolist(), "what comes out": first.tolist()})
 
 # %% [markdown]
+# A word is proposed and accepted with min(p, q), so the predicted share is the sum of these over all words.
+#
 # If each proposal is accepted with the chance a, a step gives 1 + a + a² + ... + aᵏ tokens on average: with a = 0.8
 # and k = 4 that is 3.4. Such a step computes 5 tokens of each sequence. It costs hardly more as long as reading takes
 # longer than computing. 200 sequences have 1,000 tokens in a step, more than the 295 of this GPU: if their caches are

@@ -406,13 +406,13 @@ guessed("outer", outer["seconds"] / inner["seconds"], "times longer")
 # *half* of the square that a causal mask shows. The backward pass has twice the FLOPs of the forward pass. Recompute,
 # norms and softmax do not count. From these FLOPs follows the time:
 #
-# | time | is |
-# |---|---|
-# | forward pass of a microbatch on a rank | its FLOPs / (peak · reached): the batch is cut over all GPUs and m microbatches |
-# | backward pass | twice that; with full recompute the forward pass is computed once more in it |
-# | a microbatch | both passes, and `waits` seconds for messages that nothing hides |
-# | all passes | m microbatches, and the bubble: while the pipeline fills and empties, a rank idles for p - 1 microbatches of one chunk, both passes and their share of `waits` |
-# | the step | all passes, and what is not hidden of the messages of gradients: they take `gradients` seconds in all, and travel while the last microbatch's backward pass (all its chunks on the rank) computes |
+# * *A pass.* The batch is cut over all GPUs, and into m microbatches. A GPU computes `reached` of its peak. In which pass
+#   does full recompute cost time, and how much?
+# * *A microbatch* has both passes, and waits `waits` seconds for messages that nothing hides.
+# * *The bubble.* While the pipeline fills and empties, a rank idles. For how many microbatches of one chunk (lab 03)?
+#   They wait for messages, too.
+# * *Gradients.* Their messages take `gradients` seconds in all, and travel while the last microbatch goes back through
+#   all chunks of the rank. What is left of them makes the step longer.
 #
 # The MFU (model FLOPs utilisation) is model FLOPs / (seconds · GPUs · peak). The HFU (hardware FLOPs utilisation)
 # counts recomputed FLOPs, too. A paper that states its HFU as "utilisation" looks a third better with full recompute,
@@ -422,6 +422,10 @@ guessed("outer", outer["seconds"] / inner["seconds"], "times longer")
 # GPUs with a peak of 1000 FLOP/s, of which half is reached, in 2 microbatches: 1000 FLOPs a sample, 8000 forward, 24000
 # in the step. A forward pass of a microbatch takes 8000 / (4 · 2 · 500) = 2 s, a backward pass 4 s, the step 12 s. The
 # MFU is 24000 / (12 · 4 · 1000) = 50 %.
+#
+# A second one: the same in a pipeline of 2 ranks with 2 chunks each, all recomputed, with `waits` 1 s and `gradients`
+# 9 s. Two microbatches take 18 s, the bubble 4.5 s, and 3 s of the gradients are left: 25.5 s. The MFU is 23.5 %, the
+# HFU 31.4 %.
 #
 # **Exercise.** Return {"seconds": ..., "mfu": ..., "hfu": ...}. `matrices` and `square` are FLOPs of one sample's forward
 # pass through the whole model, not yet divided among GPUs; `square` is attention's without a mask. `full` says whether

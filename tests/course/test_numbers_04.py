@@ -164,7 +164,6 @@ def test_a_llama_layer_keeps_55_where_a_gpt_layer_keeps_34() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_an_lse_in_bf16_costs_about_eight_roundings_on_16_ranks(seed: int) -> None:
-    assert 'guessed("lse", 8, "times, about")' in TEXT
     attention, pieces = (import_module(f"course.04_context_parallel.checks.{part}") for part in ("attention", "pieces"))
     g = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(2, n, 32, generator=g) for n in (128, 1024, 1024))

@@ -105,9 +105,9 @@ def test_the_example_of_proposed_tokens_is_the_visible_case():
     for place in (0, 1):
         p, q = (", ".join(f"{x:g}" for x in shown[name][place].tolist()) for name in "pq")
         assert f"| {place} | {p} | {q} |" in TEXT
-    left = (shown["p"][1] - shown["q"][1]).clamp(min=0)
-    assert f"more than q: {', '.join(f'{x:g}' for x in left.tolist())}. With v = {shown['v'][1]:g}" in TEXT
-    assert shown["u"][1] == 0.6 and shown["p"][1, 0] / shown["q"][1, 0] == pytest.approx(1 / 3)
+    (_, one, two), u, v = (shown["p"][1] - shown["q"][1]).clamp(min=0).tolist(), shown["u"][1], shown["v"][1]
+    assert shown["q"][1, 0] / shown["p"][1, 0] == pytest.approx(3) and one == two
+    assert f"three times as often; u = {u:g}: rejected. 1 and 2 lack equally much; with v = {v:g} the draw is 1" in TEXT
 
 
 def test_the_model_that_is_measured_has_31_million_parameters_in_125_megabytes():

@@ -57,6 +57,8 @@ def stated() -> list[tuple[str, Any]]:
     held = example("state_bytes")[1]
     kept = example("activation_bytes")[1]
     step = example("step_time")[1]
+    longer = {**example("step_time")[0], "p": 2, "v": 2, "full": True, "waits": 1.0, "gradients": 9.0}
+    second = LAB["step_time"].reference(**longer)
     padded = import_module("course.12_planning.checks.states").padded(200, 1)
     ten = LAB["activation_bytes"].cases[0].inputs["tokens"]
     capstone = import_module("course.12_planning.checks.capstone")
@@ -103,8 +105,11 @@ def stated() -> list[tuple[str, Any]]:
          [2 * 16 * 4, 96, 10 * 3 * 2, example("bytes_sent")[1]["tp"]]),
         ("takes 8000 / (4 · 2 · 500) = {:.0f} s, a backward pass {:.0f} s, the step {:.0f} s.",
          [8000 / 4000, 16000 / 4000, step["seconds"]]),
-        ("= {:.0f} %. **Exercise.** Return {{\"seconds\"", 100 * step["mfu"]),
+        ("= {:.0f} %. A second one:", 100 * step["mfu"]),
         ("A batch of 8 on {} GPUs", example("step_time")[0]["gpus"]),
+        ("and 3 s of the gradients are left: {} s.", f"{second['seconds']:g}"),
+        ("are left: 25.5 s. The MFU is {} %, the", f"{100 * second['mfu']:.1f}"),
+        ("HFU {} %.", f"{100 * second['hfu']:.1f}"),
         ("{} layouts. **Exercise.** Return all layouts",
          words(len(import_module("course.12_planning.checks.legal").legal(**LAB["legal"].cases[0].inputs)))),
         ("cards of a node at once, {:.0f} GB/s beside NVLink's {:.0f}.", [8 * H100.between / 1e9, H100.inside / 1e9]),

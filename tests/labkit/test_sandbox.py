@@ -66,3 +66,10 @@ def test_threads_files_of_its_own_and_imports_are_allowed(nursery: Nursery) -> N
         "open('mine', 'w').write('x')\nos.remove('mine')\nos.kill(os.getpid(), 0)"
     )
     assert check(nursery, body).state == "passed"
+
+
+@pytest.mark.thorough
+def test_every_dtype_can_be_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # torch of its own, which has converted nothing before
+    with Nursery() as nursery:
+        assert check(nursery, "import torch\ntorch.ones(64).to(torch.float16).to(torch.bfloat16)").state == "passed"

@@ -1,8 +1,10 @@
 from labkit.answers import Edit, Same
 
-_GATHER = "dist.all_gather_into_tensor(self.weights, self.own.clone(), group=self.group)"
-_OWN = "self.own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)]"
+_GATHER = "dist.all_gather_into_tensor(self.weights, self.own.to(self.weights.dtype, copy=True), group=self.group)"
+_OWN = "own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)]"
+_MAIN = "self.own = own.float() if own.dtype == torch.bfloat16 else own"
 _MOMENTS = "torch.zeros_like(self.own), torch.zeros_like(self.own)"
+_WIDE = "torch.zeros(len(own), dtype=torch.promote_types(own.dtype, torch.float32))"
 _DECAY = "for start, stop in self.decay:\n            self.own[start:stop] *= 1 - self.lr * self.weight_decay\n"
 _MINE = "chunk(dist.get_world_size(self.group))[dist.get_rank(self.group)]"
 _OLD = "Each rank has new weights in its own part only; the parts of others are still old. (What is gathered into another tensor is not in `weights`.)"
@@ -14,6 +16,10 @@ WRONG = [
         mistake=_OLD,
     ),
     Edit(" / (1 - b2**self.t)", "", (" / (1 - b1**self.t)", ""), mistake="The moments begin at 0 and are too small in the first steps: both are divided by 1 - beta^t."),
+    Edit(
+        _MAIN, "self.own = own", (_MOMENTS, f"{_WIDE}, {_WIDE}"),
+        mistake="In bf16 a step that is small beside its weight rounds to nothing: this rank's part is kept in fp32 as well.",
+    ),
     Edit("        self.t += 1\n", "        self.t = 1\n", mistake="In the correction of the moments t counts the steps; it stays 1 here."),
     Edit("for start, stop in self.decay:", "for start, stop in [(0, len(self.own))]:", mistake="Weights decay that must not: only the stretches in `decay` do."),
     Edit(_DECAY, "\n", mistake="Nothing decays."),
@@ -40,7 +46,7 @@ WRONG = [
     ),
     # plain AdamW: the gradient is gathered, and every rank updates everything
     Edit(
-        _OWN, "self.own = weights",
+        _OWN, "own = weights",
         (
             "        self.t += 1\n",
             "        self.t += 1\n        whole = grad.new_empty(len(self.weights))\n"
@@ -55,7 +61,7 @@ WRONG = [
 ]
 
 RIGHT = [
-    Edit(_GATHER, "dist.all_gather(list(self.weights.chunk(dist.get_world_size(self.group))), self.own.clone(), group=self.group)"),
+    Edit(_GATHER, "dist.all_gather(list(self.weights.chunk(dist.get_world_size(self.group))), self.own.to(self.weights.dtype), group=self.group)"),
     Edit(
         "self.m.lerp_(grad, 1 - b1)", "self.m.mul_(b1).add_(grad, alpha=1 - b1)",
         ("self.v.lerp_(grad * grad, 1 - b2)", "self.v.mul_(b2).addcmul_(grad, grad, value=1 - b2)"),
@@ -63,7 +69,7 @@ RIGHT = [
 ]
 
 EQUIVALENT = [
-    Same("line 27: `.clone()` dropped", "a gather may read the part of its output that it fills"),
+    Same("line 28: `copy` dropped", "a gather may read the part of its output that it fills"),
 ]
 
 
@@ -77,7 +83,7 @@ class ShardedAdamW:
     def __init__(self, weights, decay, lr, weight_decay, betas, eps, group=None):
         self.weights, self.group = weights, group
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        self.mine = weights.detach().chunk(ranks)[rank]
+        self.mine = weights.detach().chunk(ranks)[rank].to(torch.promote_types(weights.dtype, torch.float32))
         cuts = sorted({0, len(self.mine), *(x for pair in decay for x in pair)})
         self.spans = [(a, b) for a, b in zip(cuts, cuts[1:]) if a < b]
         self.params = [torch.nn.Parameter(self.mine[a:b]) for a, b in self.spans]
@@ -91,7 +97,7 @@ class ShardedAdamW:
             p.grad = grad[a:b]
         self.optimizer.step()
         for p in self.params: p.grad = None
-        dist.all_gather_into_tensor(self.weights, self.mine.clone(), group=self.group)
+        dist.all_gather_into_tensor(self.weights, self.mine.to(self.weights).clone(), group=self.group)
 
 
 # %% right: moments in lists
@@ -105,7 +111,7 @@ class ShardedAdamW:
     def __init__(self, weights, decay, lr, weight_decay, betas, eps, group=None):
         self.weights, self.decay, self.group, self.t = weights, decay, group, 0
         self.lr, self.weight_decay, self.betas, self.eps = lr, weight_decay, betas, eps
-        self.own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+        self.own = weights.chunk(dist.get_world_size(group))[dist.get_rank(group)].double()
         self.m = self.v = [0.0] * len(self.own)
 
     @torch.no_grad()
@@ -120,4 +126,4 @@ class ShardedAdamW:
         c1, c2 = 1 - b1**self.t, 1 - b2**self.t
         moves = [self.lr * m / c1 / ((v / c2) ** 0.5 + self.eps) for m, v in zip(self.m, self.v)]
         self.own -= torch.tensor(moves, dtype=self.own.dtype)
-        dist.all_gather_into_tensor(self.weights, self.own.clone(), group=self.group)
+        dist.all_gather_into_tensor(self.weights, self.own.to(self.weights.dtype), group=self.group)

@@ -82,6 +82,16 @@ def _shards(draw: Draw) -> Inputs:
     return _state(draw, 4, 4096, steps=2)
 
 
+def _small_steps(draw: Draw) -> Inputs:
+    """Weights in bf16 between 1.5 and 2, and steps of less than half of the distance of two such numbers."""
+    weights, steps = (1.5 + 0.45 * draw.tensor(8).sigmoid()).bfloat16(), 50
+    return [
+        {"weights": weights.clone(), "grads": [1 + 0.1 * draw.tensor(4).sigmoid() for _ in range(steps)], "lr": 0.003,
+         "weight_decay": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "decay": []}
+        for _ in range(2)
+    ]  # fmt: skip
+
+
 def _bytes(ranks: Inputs) -> float:
     return float(ranks[0]["weights"].nbytes)
 
@@ -116,15 +126,17 @@ ADAMW = Exercise(
     cases=[
         Case("4 weights on 2 ranks, one step; only the first weight decays", _TINY),
         Case("three steps, decay on some stretches", _state, points=2, hidden=True, fixed=[_two_with_gaps]),
-        Case("moments of a rank's own shard, and no more", _shards, points=2, hidden=True, accept=[
+        Case("weights in bf16, gradients in fp32: fifty small steps", _small_steps, hidden=True, draws=1),
+        Case("moments of a rank's own shard, and no more", _shards, hidden=True, accept=[
             keeps_alive("its two moments and a copy of its part of the weights",
                         lambda ranks: 3.5 * _bytes(ranks) / len(ranks))]),
         Case("one all-gather of the weights a step", _shards, hidden=True, accept=[_one_gather_a_step]),
     ],
     idea="Everything that AdamW does is per element. So what does a rank need of the elements that others update?",
-    hint="own = weights.chunk(D)[rank], a view; m and v are zeros_like(own). A step: t += 1; own[start:stop] *= 1 - lr "
-    "* wd for the stretches; m and v averaged; own -= lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps); then "
-    "all_gather_into_tensor(weights, own.clone(), group=group).",
+    hint="own = weights.chunk(D)[rank], a view, or a copy in fp32 where weights are bf16; m and v are zeros_like(own). "
+    "A step: t += 1; own[start:stop] *= 1 - lr * wd for the stretches; m and v averaged; own -= lr * m / (1 - b1^t) / "
+    "(sqrt(v / (1 - b2^t)) + eps); then all_gather_into_tensor(weights, own.to(weights.dtype, copy=True), "
+    "group=group).",
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------ clip

@@ -1,7 +1,7 @@
 from labkit.answers import Edit, Same
 
 _RUN = '.step-{step}.{run}"'
-_READY, _HEAR = '        store.set(ready, "")\n', "        hear(ready)\n"
+_READY, _HEAR = '        store.set(ready, "")\n', "        hear(ready, here)\n"
 _DONE = "    store.set(done[rank], hashlib.sha256(data).hexdigest())\n"
 _SAFE = '    disk.fsync(f"{staged}/shard-{rank}")\n'
 _WRITE = '    disk.write(f"{staged}/shard-{rank}", data)\n'
@@ -11,7 +11,7 @@ _NAMES, _ROOT = "            disk.fsync(staged)\n", '            disk.fsync("")\
 _RENAME = '            disk.rename(staged, f"step-{step}")\n'
 _MANIFEST = '            disk.fsync(f"{staged}/manifest")\n'
 _MAKE = "        disk.mkdir(staged)\n"
-_HEARD = "        missing = json.loads(hear(end))\n"
+_HEARD = "        missing = json.loads(hear(end, done))\n"
 _MISSING = "missing = [r for r in range(ranks) if not store.check([done[r]])]"
 _CLEAR = """        for left in disk.names():
             if left.startswith("."):
@@ -40,14 +40,16 @@ WRONG = [
     # in place
     Edit(f'f"{_RUN}', 'f"step-{step}"', (_RENAME, ""), told="a power cut may leave step-"),
     # who is missing
-    Edit("3 * seconds", "seconds", told="says missing: [0]; it is rank"),
+    Edit("3 * seconds", "seconds", told="says missing: [0, 1]; it is rank 1"),
     Edit("3 * seconds", "1e9", told="is still there after"),
-    Edit(_WAIT, "            store.wait(done, 1e9)\n", told="says missing: [0]"),
+    Edit(_WAIT, "            store.wait(done, 1e9)\n", told="says missing: [0, 1]"),
     Edit(_SAID, 'raise TimeoutError(f"step {step} is not saved")', told="expected: TimeoutError, missing"),
     Edit(_SAID, 'raise RuntimeError(f"missing: {missing}")', told="expected: TimeoutError, missing"),
-    Edit(_END, f"        if missing:\n            {_SAID}\n{_END}", told="says missing: [0]; it is rank"),
+    Edit(_END, f"        if missing:\n            {_SAID}\n{_END}", told="says missing: [0, 1]; it is rank 1"),
     Edit("    if missing:\n", "    if missing and rank == 0:\n", told="has returned, and a power cut may leave no step-"),
     Edit(_MISSING, f"{_MISSING}[:1]", told="they are ranks"),
+    Edit("r == 0 or not store.check([words[r]])", "r == 0", told="they are ranks 0 and"),
+    Edit("hear(ready, here)", "hear(ready, done)", told="says missing: [0, 1, 2, 3]"),
     # leftovers: of a dead run, of an earlier save, of a run that is not dead
     Edit(_CLEAR, "", told="is still there"),
     Edit(f'f"{_RUN}', 'f".step-{step}"', told="of a run that has failed goes on"),
@@ -65,14 +67,14 @@ WRONG = [
 
 _PATIENCE = "rank 0 waits one `seconds` for the others; whoever waits clearly longer for rank 0 hears it"
 EQUIVALENT = [
-    Same("line 13: 2 for 3", _PATIENCE),
-    Same("line 13: 4 for 3", _PATIENCE),
+    Same("line 14: 2 for 3", _PATIENCE),
+    Same("line 14: 4 for 3", _PATIENCE),
 ]
 
 RIGHT = [
     # the last rank decides
     Edit(
-        "if rank == 0:", "if rank == ranks - 1:", ("missing: [0]", "missing: [{ranks - 1}]"),
+        "if rank == 0:", "if rank == ranks - 1:", ("r == 0 or", "r == ranks - 1 or"),
     ),
     # each shard under a name of its own first, names confirmed by each rank
     Edit(_WRITE + _SAFE, _WRITE.replace("shard-", "new-") + _SAFE.replace("shard-", "new-")
@@ -105,13 +107,17 @@ def save_shard(disk, store, rank, ranks, run, step, data, seconds):
         except TimeoutError:
             return False
 
+    def gone(word):
+        return [0, *(r for r in range(1, ranks) if not store.check([key(word, r)]))]
+
+    store.set(key("hello", rank), "")
     if rank == 0:
         remove_hidden(disk)
         folder = "." + run + "-of-step-" + str(step)
         disk.mkdir(folder)
         store.set(key("folder"), folder)
     elif not there("folder"):
-        raise TimeoutError("no folder; missing: [0]")
+        raise TimeoutError(f"no folder; missing: {gone('hello')}")
     folder = store.get(key("folder"))
     if not store.check([key("verdict")]):
         disk.write(f"{folder}/shard-{rank}", data)
@@ -119,7 +125,7 @@ def save_shard(disk, store, rank, ranks, run, step, data, seconds):
         store.set(key("safe", rank), hashlib.sha256(data).hexdigest())
     if rank:
         if not there("verdict"):
-            raise TimeoutError("no verdict; missing: [0]")
+            raise TimeoutError(f"no verdict; missing: {gone('safe')}")
         if store.get(key("verdict")) != "saved":
             raise TimeoutError(store.get(key("verdict")))
         return
@@ -204,7 +210,7 @@ def save_shard(disk, store, rank, ranks, run, step, data, seconds):
             disk.mkdir(tmp)
         store.set(k("start"), json.dumps(absent))
     elif not wait([k("start")], 2.5 * seconds):
-        raise TimeoutError("missing: [0]")
+        raise TimeoutError(f"missing: {sorted({0, *(r for r in range(ranks) if not store.check([here[r]]))})}")
     absent = json.loads(store.get(k("start")))
     if absent:
         raise TimeoutError(f"missing: {absent}")

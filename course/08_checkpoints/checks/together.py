@@ -332,6 +332,16 @@ def _two_too_late(draw: Draw) -> dict[str, Any]:
     return {**found, "late": 6 * found["seconds"]}
 
 
+def _the_first_too_late(draw: Draw) -> dict[str, Any]:
+    found = _some(draw, "late", 4, [0, 2])
+    return {**found, "late": 6 * found["seconds"]}
+
+
+def _the_last_too_late(draw: Draw) -> dict[str, Any]:
+    found = _some(draw, "late", 4, [1, 3])
+    return {**found, "late": 6 * found["seconds"]}
+
+
 def _a_death(draw: Draw) -> dict[str, Any]:
     return _some(draw, "dies", 3, [0])
 
@@ -356,7 +366,7 @@ TOGETHER = Exercise(
         Case("a rank dies at each of its changes; then another run saves", _a_death, points=3, hidden=True,
              accept=[_dies], draws=1, fixed=[]),
         Case("a rank, or two, begin six deadlines after the others", _too_late, hidden=True, accept=[_late], draws=1,
-             fixed=[_two_too_late]),
+             fixed=[_two_too_late, _the_first_too_late, _the_last_too_late]),
         Case("a rank of an older run writes on while a new run saves", _stalled, points=2, hidden=True,
              accept=[_stalls], draws=1),
     ],
@@ -366,5 +376,6 @@ TOGETHER = Exercise(
     "others wait 3 * seconds for it. Each rank writes and fsyncs its shard, sets f\"{step}/{rank}\" to its SHA-256. "
     "Rank 0 waits for all of these keys for `seconds`; after a TimeoutError those that `check` does not find are "
     "missing. If none is: manifest, fsync, fsync of the folder, rename, fsync of the root. In both cases it sets "
-    "f\"{step}/end\" to the list as JSON, for which the others wait 3 * seconds (no word: [0] is missing).",
+    "f\"{step}/end\" to the list as JSON, for which the others wait 3 * seconds. If no word of rank 0 comes, rank 0 is "
+    "missing, and who has not said its own: each says f\"{step}/here/{rank}\" first of all.",
 )  # fmt: skip

@@ -55,12 +55,11 @@ EPOCHS = Exercise(
 
 
 def pieces(lengths: list[int], s: int, i: int) -> list[list[int]]:
-    stream = [(document, at) for document, n in enumerate(lengths) for at in range(n)]
-    mine = stream[i * s : i * s + s + 1]
-    found = []
-    for document, held in itertools.groupby(mine, key=lambda token: token[0]):
-        places = [at for _, at in held]
-        found.append([document, places[0], places[-1] + 1])
+    before, left, found = i * s, s + 1, []  # tokens before the sample, and tokens that it still lacks
+    for document, n in enumerate(lengths):
+        taken = min(left, max(0, n - before))
+        found += [[document, before, before + taken]] if taken else []
+        before, left = max(0, before - n), left - taken
     return found
 
 
@@ -83,8 +82,10 @@ PIECES = Exercise(
             {"lengths": [0, 5], "s": 4, "i": 0}, {"lengths": [2, 0, 0, 9], "s": 3, "i": 1},
             {"lengths": [2, 0, 9], "s": 2, "i": 0}, {"lengths": [20], "s": 3, "i": 5},
             {"lengths": [1, 1, 1, 1, 1, 1], "s": 2, "i": 1}, {"lengths": [3, 3, 3], "s": 4, "i": 1},
-            {"lengths": [5, 4], "s": 4, "i": 1}, {"lengths": [2, 3, 4, 0], "s": 8, "i": 0}]),
+            {"lengths": [5, 4], "s": 4, "i": 1}, {"lengths": [2, 3, 4, 0], "s": 8, "i": 0},
+            {"lengths": [10**9, 2, 0, 7, 10**9], "s": 4, "i": 25 * 10**7}]),
     ],
+    errors={"MemoryError": "Do not build the stream: the sums of lengths say where each document begins."},
     idea="Number the tokens of the stream. From which number to which does the sample go, and from which to which each "
     "document?",
     hint="The sample has the numbers i * s to i * s + s, both included. Let a document begin at `start`: what "
