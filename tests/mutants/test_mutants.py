@@ -12,7 +12,8 @@ from tests.mutants.table import MUTANTS
 def test_the_table_fits_the_source(mutant):
     text = (PROJECT / mutant.file).read_text()
     assert planted(mutant, text) != text
-    compile(planted(mutant, text), mutant.file, "exec")
+    if mutant.file.endswith(".py"):
+        compile(planted(mutant, text), mutant.file, "exec")
     for test in mutant.tests.split():
         if test.startswith("tests/"):
             file, _, name = test.partition("::")

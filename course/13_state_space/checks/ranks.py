@@ -34,7 +34,7 @@ def state_before(ranks: Inputs) -> list[torch.Tensor]:
 def _some(draw: Draw, cp: int = 0, none_left: bool = False, late: bool = False) -> Inputs:
     """Draw decays between 0 and 1; with `none_left` those of two ranks are 0, with `late` rank 1 comes late."""
     shape, cp = draw.shape(3, 2, 4), cp or draw.integer(3, 4)
-    ranks = [{"decay": draw.tensor(shape[0]).sigmoid(), "own": draw.tensor(*shape)} for _ in range(cp)]
+    ranks: Inputs = [{"decay": draw.tensor(shape[0]).sigmoid(), "own": draw.tensor(*shape)} for _ in range(cp)]
     for one in ranks[1:3] if none_left else ():
         one["decay"].zero_()
     if late:
