@@ -1,6 +1,6 @@
 """`minimegatron vlm`: fine-tune a model that sees on conversations about pictures.
 
-    minimegatron vlm --preset laptop-vlm --examples drawn --seq-length 64 --train-iters 1500 --lr 2e-3 --save runs/sees
+    minimegatron vlm --preset laptop-vlm --examples drawn --seq-length 64 --train-iters 1000 --lr 2e-3 --save runs/sees
     minimegatron vlm --load Qwen2.5-VL-3B --data-path chats.jsonl --freeze 'vision_model.*' --train-iters 500 --lr 1e-5
 
 `--freeze` names the parts that do not learn: `vision_model.*`, `vision_projection.*`, and the language model, which is

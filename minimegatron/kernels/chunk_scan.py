@@ -29,7 +29,7 @@ def _sizes(x: Tensor, scores: Tensor) -> tuple[int, int, int, int, int]:
     return m, length, heads, scores.shape[1], p
 
 
-def _output(scores: Tensor, logs: Tensor, x: Tensor, documents: Tensor | None) -> Tensor:
+def _output(scores: Tensor, logs: Tensor, x: Tensor, documents: Tensor | None = None) -> Tensor:
     wide = (torch.float32, torch.float64)
     fits = x.dim() == 4 and scores.dim() == 4 and scores.shape[1] > 0 and x.shape[2] % scores.shape[1] == 0
     require(

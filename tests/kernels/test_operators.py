@@ -48,6 +48,7 @@ def grad(*shape: int, seed: int = 0) -> torch.Tensor:
     ("flash_attention", (grad(1, 2, 3, 2), grad(1, 1, 4, 2), grad(1, 1, 4, 2), 0.6, True)),
     ("flash_attention", (grad(1, 2, 3, 2), grad(1, 1, 4, 2), grad(1, 1, 4, 2), 0.6, True, True)),
     ("chunk_scan", (grad(2, 1, 3, 3), grad(2, 2, 3), grad(2, 3, 2, 4), torch.zeros(2, 3, dtype=torch.int64))),
+    ("chunk_scan", (grad(2, 1, 3, 3), grad(2, 2, 3), grad(2, 3, 2, 4))),
     ("fp8_cast", (random(3, 5), ONE, 0.0, torch.zeros(()), False, True)),
     ("fp8_cast", (random(3, 5), torch.ones(3), 448.0, None, False, True)),
     ("fp8_amax", (random(3, 5),)),

@@ -1042,16 +1042,6 @@ MUTANTS = (
         ".masked_fill(~pairs, -torch.inf).exp()", ".exp() * pairs", "tests/layers/ssm/test_scan.py -k overflow",
     ),
     Mutant(
-        "the kernel of a chunk passes the border of documents", "minimegatron/kernels/csrc/chunk_scan.cu",
-        "documents[m * l + later] == documents[m * l + earlier]", "documents[m * l + later] >= documents[m * l]",
-        "tests/kernels/test_chunk_scan.py -k formulas",
-    ),
-    Mutant(
-        "a head reads the scores of the first group", "minimegatron/kernels/csrc/chunk_scan.cu",
-        "(m * c.groups + head / (c.heads / c.groups))", "(m * c.groups)",
-        "tests/kernels/test_chunk_scan.py -k formulas",
-    ),
-    Mutant(
         "a tap sees the document before", _CONV, "rows[i : i + n] * same.t()[..., None]", "rows[i : i + n]", _PACKED,
     ),
     Mutant(
