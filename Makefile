@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8888
-JOBS ?= 3
+JOBS ?= 4
 BIN := $(VENV)/bin
 # Python compiles what is imported when it is imported, and keeps it; pip would compile all there is.
 INSTALL = $(BIN)/python -m pip install --no-compile --constraint $(CONSTRAINTS)
@@ -13,7 +13,7 @@ CONSTRAINTS = $(if $(SYSTEM),$(VENV)/constraints.txt,constraints.txt)
 export PYTHONDONTWRITEBYTECODE =
 # Every file of the project is UTF-8, whatever the locale says.
 export PYTHONUTF8 = 1
-# A test of processes waits for them now and then; so on a laptop's two cores three files of tests run at once.
+# A test of processes waits for them now and then; so on a laptop's two cores four files of tests run at once.
 # conftest.py says which of them begin first.
 PARALLEL = --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
 # A lab is its solution with the exercises taken out, and waits where they are missing: an ordinary run executes the
