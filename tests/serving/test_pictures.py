@@ -62,9 +62,8 @@ def test_an_answer_is_that_of_the_engine(sees):
         assert answer.usage.prompt_tokens == len(ids)
         entries = answer.choices[0].logprobs.content
         found[number] = [entry.logprob for entry in entries]
-        (made,) = complete(Engine(sees.engine.model, CONFIG), [Request(tuple(ids), 4, log_probs=0, pictures=(seen,))])[
-            0
-        ]
+        alone = Engine(sees.engine.model, CONFIG)
+        (made,) = complete(alone, [Request(tuple(ids), 4, log_probs=0, pictures=(seen,))])[0]
         assert found[number] == pytest.approx(made.log_probs[: len(entries)], abs=1e-5)
     assert found[0] != found[1]
 
