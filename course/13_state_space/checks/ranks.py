@@ -13,15 +13,6 @@ from labkit.exercises import Answer, Case, Draw, Exercise
 Inputs = list[dict[str, Any]]
 
 
-def _drive(exercise: Any, decay: Any, own: Any, cp: Any, late: float = 0.0) -> Any:
-    """Call it on a rank that comes so many seconds late: then the message of a second round may come before the
-    first."""
-    import time
-
-    time.sleep(late)
-    return exercise.state_before(decay, own, cp)
-
-
 def state_before(ranks: Inputs) -> list[torch.Tensor]:
     """From rank to rank."""
     h, found = torch.zeros_like(ranks[0]["own"]).double(), []
@@ -31,14 +22,12 @@ def state_before(ranks: Inputs) -> list[torch.Tensor]:
     return found
 
 
-def _some(draw: Draw, cp: int = 0, none_left: bool = False, late: bool = False) -> Inputs:
-    """Draw decays between 0 and 1; with `none_left` those of two ranks are 0, with `late` rank 1 comes late."""
+def _some(draw: Draw, cp: int = 0, none_left: bool = False) -> Inputs:
+    """Draw decays between 0 and 1; with `none_left` those of two ranks are 0."""
     shape, cp = draw.shape(3, 2, 4), cp or draw.integer(3, 4)
     ranks: Inputs = [{"decay": draw.tensor(shape[0]).sigmoid(), "own": draw.tensor(*shape)} for _ in range(cp)]
     for one in ranks[1:3] if none_left else ():
         one["decay"].zero_()
-    if late:
-        ranks[1]["late"] = 0.3
     return ranks
 
 
@@ -82,13 +71,11 @@ def _few_rounds(answer: Answer) -> str | None:
 BEFORE = Exercise(
     "state_before",
     reference=state_before,
-    drive=_drive,
     axis="cp",
     cases=[
         Case("the example: 0, 8, 6, 9 on 4 ranks", _by_hand([0.5, 0.25, 0.5, 1.0], [8.0, 4.0, 6.0, 1.0]),
              fixed=[_by_hand([0.5, 0.25], [8.0, 4.0])]),
-        Case("up to 4 ranks; one of them may come late", _some, points=2, hidden=True, fixed=[
-            partial(_some, cp=3), partial(_some, cp=2), partial(_some, cp=4, late=True)]),
+        Case("up to 4 ranks", _some, points=2, hidden=True, fixed=[partial(_some, cp=3), partial(_some, cp=2)]),
         Case("5 ranks, on two of which nothing is left of an earlier state", partial(_some, cp=5, none_left=True),
              hidden=True),
         Case("7 ranks: three rounds, and no rank sends more than three states with their decays", partial(_some, cp=7),
