@@ -4,7 +4,7 @@
 #
 #   examples/speedrun.sh                 everything, in runs/speedrun; what is done is not done again
 #   examples/speedrun.sh runs/mine       in another folder
-#   QUICK=1 examples/speedrun.sh runs/quick   to a model that has learned little: ten CPU-minutes on an AMD of 2 GHz
+#   QUICK=1 examples/speedrun.sh runs/quick   to a model that has learned little: five minutes or so
 #   GPU=1 examples/speedrun.sh           on a node with NVIDIA GPUs: 124 M parameters, 2.6 billion tokens of FineWeb-Edu (not tried yet)
 #
 # Stages: text, tokenizer, tokens, pretrain, evaluate, chat (supervised fine-tuning), evaluate-chat, samples, report.
@@ -26,14 +26,14 @@ BLOCK=(--position-embedding-type rope --normalization RMSNorm --swiglu --disable
     --attention-dropout 0 --weight-decay 0.1 --clip-grad 1.0 --adam-beta2 0.95)
 if [ -n "${GPU:-}" ]; then
     CORPUS=${CORPUS:-hf:HuggingFaceFW/fineweb-edu/sample-10BT} MEGABYTES=12000 VOCABULARY=32768
-    NPROC=${NPROC:-$(nvidia-smi -L | wc -l)} LENGTH=1024 ITERATIONS=5000 CHAT_ITERATIONS=400
+    NPROC=${NPROC:-$(nvidia-smi -L | wc -l)} LENGTH=1024 ITERATIONS=5000 CHAT_ITERATIONS=400 CHAT_RATE=1e-3
     MODEL=(--num-layers 12 --hidden-size 768 --num-attention-heads 12 --ffn-hidden-size 2048 --bf16
         --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather)
     BATCH=(--micro-batch-size 16 --global-batch-size 512 --lr 1e-3 --min-lr 1e-4) CHAT_BATCH=64
 else
     CORPUS=${CORPUS:-stdlib} MEGABYTES=20 VOCABULARY=4096
-    NPROC=${NPROC:-2} LENGTH=256 ITERATIONS=${ITERATIONS:-${QUICK:+60}} CHAT_ITERATIONS=${QUICK:+30}
-    ITERATIONS=${ITERATIONS:-600} CHAT_ITERATIONS=${CHAT_ITERATIONS:-200}
+    NPROC=${NPROC:-2} LENGTH=256 ITERATIONS=${ITERATIONS:-${QUICK:+60}} CHAT_ITERATIONS=${QUICK:+60} CHAT_RATE=${QUICK:+3e-3}
+    ITERATIONS=${ITERATIONS:-600} CHAT_ITERATIONS=${CHAT_ITERATIONS:-200} CHAT_RATE=${CHAT_RATE:-1e-3}
     MODEL=(--num-layers 6 --hidden-size 192 --num-attention-heads 6 --ffn-hidden-size 512)
     BATCH=(--micro-batch-size 8 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4) CHAT_BATCH=16
 fi
@@ -85,7 +85,7 @@ chat() {
     if [ -d "$RUN/chat" ]; then begin=(--load "$RUN/chat"); fi
     ranks sft --use-checkpoint-args "${begin[@]}" --data-path "$RUN/chats.jsonl" --split 98,2,0 \
         --seq-length "$LENGTH" --sequence-packing --micro-batch-size 8 --global-batch-size "$CHAT_BATCH" \
-        --train-iters "$CHAT_ITERATIONS" --lr 1e-3 --lr-decay-style cosine --min-lr 0 --lr-warmup-iters 10 \
+        --train-iters "$CHAT_ITERATIONS" --lr "$CHAT_RATE" --lr-decay-style cosine --min-lr 0 --lr-warmup-iters 10 \
         --eval-interval $((CHAT_ITERATIONS / 5)) --eval-iters 2 --log-interval 10 --log-file "$RUN/chat.jsonl" \
         --save "$RUN/chat" --save-interval $((CHAT_ITERATIONS / 3))
 }
