@@ -127,7 +127,7 @@ def curves(
                 axes.plot(range(len(values)) if xs is None else xs, values, style, label=name, linewidth=1.6)
             axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear")
             if len(panel) > 1:
-                axes.legend(fontsize=7.5)
+                axes.legend(fontsize=7.5, frameon=True, framealpha=0.9, edgecolor="none")  # a line may pass behind
     return figure
 
 

@@ -9,8 +9,9 @@ from minimegatron.viz.picture import FAINT, INK, PALETTE, Picture, new_figure, p
 
 
 def law_of_sizes(
-    points: Sequence[tuple[int, float]], hit: tuple[int, float], law: Mapping[str, float], *, floor: float
-) -> Picture:
+    points: Sequence[tuple[int, float]], hit: tuple[int, float], law: Mapping[str, float], *, floor: float,
+    runs: Sequence[tuple[int, float]] = (), others: Mapping[str, float] | None = None,
+) -> Picture:  # fmt: skip
     """Losses over sizes, the law through them, and the model that it was to predict.
 
     Args:
@@ -18,6 +19,8 @@ def law_of_sizes(
         hit: that of the predicted one.
         law: E, A and alpha.
         floor: the entropy of the text.
+        runs: (parameters, loss) of single runs, of which the others are means.
+        others: what other ways predict for the size of `hit`.
 
     Raises:
         ConfigError: nothing to draw.
@@ -30,8 +33,12 @@ def law_of_sizes(
         figure = new_figure(6.4, 3.0)
         axes = figure.subplots()
         axes.plot(sizes, [law["E"] + law["A"] * n ** -law["alpha"] for n in sizes], "-", color=INK, label="your law")
+        if runs:
+            axes.plot(*zip(*runs, strict=True), ".", color=FAINT, label="single runs", zorder=1)
         axes.plot(*zip(*points, strict=True), "o", color=PALETTE[2], markeredgecolor=INK, label="fitted to")
         axes.plot(*hit, "D", color=PALETTE[1], markeredgecolor=INK, markersize=8, label="predicted, then trained")
+        for (name, loss), mark in zip((others or {}).items(), ("v", "^"), strict=False):
+            axes.plot(hit[0], loss, mark, color="none", markeredgecolor=INK, label=name)
         axes.axhline(law["E"], linestyle="--", color=FAINT, label="E of your law")
         axes.axhline(floor, linestyle=":", color=INK, label="entropy of the language")
         axes.set(xscale="log", xlabel="parameters", ylabel="loss, nats a token")

@@ -16,6 +16,13 @@ def test_the_law_its_models_and_the_predicted_one_are_there():
     assert (list(hit.get_xdata()), [float(line.get_ydata()[0]) for line in floors]) == ([256], [2.0, 1.9])
 
 
+def test_single_runs_and_what_others_predict_stand_beside_it():
+    runs, others = [(16, 4.1), (16, 3.9)], {"a line": 1.5, "the last": 3.0}
+    [axes] = law_of_sizes([(16, 4.0)], (256, 2.5), LAW, floor=1.9, runs=runs, others=others).axes
+    drawn = {line.get_label(): [*zip(line.get_xdata(), line.get_ydata(), strict=True)] for line in axes.lines}
+    assert (drawn["single runs"], drawn["a line"], drawn["the last"]) == (runs, [(256, 1.5)], [(256, 3.0)])
+
+
 def test_each_quantity_has_a_scale_of_its_own():
     figure = panels_of_bars({"a": [1.0, 2.0], "b": [100.0, 50.0]}, ["x", "y"])
     assert [[bar.get_width() for bar in axes.patches] for axes in figure.axes] == [[1.0, 2.0], [100.0, 50.0]]
