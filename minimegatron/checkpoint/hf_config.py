@@ -144,8 +144,13 @@ def config_to_huggingface(
                 + "\n  ".join(differences or [str(family)]),
                 fix="name the folder that the model came from, or --hf-model none for a config.json of its own",
             )
-        keys = {**like, "torch_dtype": DTYPES[config.params_dtype], "dtype": DTYPES[config.params_dtype]}
-        if config.max_position_embeddings != published.max_position_embeddings:  # it was trained on longer sequences
+        keys = {
+            **FAMILIES[name_in_file].kept(like, config),
+            "torch_dtype": DTYPES[config.params_dtype],
+            "dtype": DTYPES[config.params_dtype],
+        }
+        kept = config_from_huggingface(keys)[1].max_position_embeddings
+        if config.max_position_embeddings != kept:  # it was trained on longer sequences
             keys["max_position_embeddings"] = config.max_position_embeddings
             if differences := differing(config, config_from_huggingface(keys)[1]):
                 raise ConfigError(

@@ -26,8 +26,8 @@ How it is cut:
 A microbatch without a picture runs blocks of padding, of which no token takes a row, so that all ranks send the same
 messages. *Difference from Megatron-LM*, whose `LLaVAModel` gathers the sequence of words and scatters it again.
 
-Bai et al. 2025 (arXiv 2502.13923), section 2.1; Liu et al. 2023 (arXiv 2310.03744); Radford et al. 2021 (arXiv
-2103.00020); Dosovitskiy et al. 2020 (arXiv 2010.11929). Megatron-LM:
+Bai et al. 2025 (arXiv 2502.13923), section 2.1; Liu et al. 2023 (arXiv 2310.03744);
+Radford et al. 2021 (arXiv 2103.00020); Dosovitskiy et al. 2020 (arXiv 2010.11929). Megatron-LM:
 `megatron/core/models/multimodal/llava_model.py`, `megatron/core/models/vision/clip_vit_model.py`.
 """
 

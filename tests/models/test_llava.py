@@ -151,13 +151,20 @@ def test_weights_and_config_go_both_ways(tmp_path, tied):
     in_memory = state_from_huggingface(model.state_dict(), config, family)
     assert all(torch.equal(tensor, ours[name]) for name, tensor in in_memory.items())
     back = state_to_huggingface(ours, config, family)
-    again = state_from_huggingface(back, config, family)
-    assert again.keys() == ours.keys() and all(torch.equal(tensor, ours[name]) for name, tensor in again.items())
+    back_again = state_from_huggingface(back, config, family)
+    assert back_again.keys() == ours.keys()
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in back_again.items())
     _, written = config_to_huggingface(config)
     (tmp_path / "ours").mkdir()
     save_file(back, tmp_path / "ours" / "model.safetensors")
     (tmp_path / "ours" / "config.json").write_text(json.dumps(written))
-    assert differing(config, config_from_huggingface(written)[1]) == []
+    _, again = config_to_huggingface(config, like=keys)  # what is kept promises no layers that are not written
+    for one in (written, again):
+        assert differing(config, config_from_huggingface(one)[1]) == []
+        assert (one["vision_config"]["num_hidden_layers"], one["vision_feature_layer"]) == (2, -1)
+    assert again["vision_config"]["image_size"] == 12 and again["text_config"] == keys["text_config"]
+    _, longer = config_to_huggingface(config.replace(max_position_embeddings=512), like=keys)
+    assert longer["text_config"]["max_position_embeddings"] == 512 and "max_position_embeddings" not in longer
     loaded = LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
     assert config_from_huggingface(loaded.config.to_dict())[1] == config
     unread = ("encoder.layers.2.", "post_layernorm.")  # behind the layer whose output is used

@@ -94,6 +94,7 @@ class Family:
         flat: `config.json` with the keys of a language model inside of it at the top, as older files have them.
         prefix: prefix of their names, which files may leave out.
         left_out: what the names of tensors begin with that the family's class does not read either; of a model.
+        kept: a `config.json` that is written again for a model -> with what differs in a dictionary inside of it.
         tied: names under which files may store a tensor of the rows once more -> its name in the rows; {} is
             `lm_head.weight` for the embedding.
         renamed: part of a name in their model in memory -> as published.
@@ -116,6 +117,7 @@ class Family:
     flat: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     prefix: str = ""
     left_out: Callable[[TransformerConfig], tuple[str, ...]] = lambda config: ()
+    kept: Callable[[Mapping[str, Any], TransformerConfig], Mapping[str, Any]] = lambda keys, config: keys
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     older: Mapping[str, str] = dataclasses.field(default_factory=dict)

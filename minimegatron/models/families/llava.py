@@ -144,6 +144,18 @@ _NAMES = {
     _TEXT + "lm_head.": "lm_head.",
     "lm_head.": _TEXT + "lm_head.",
 }
+
+
+def _kept(keys: Mapping[str, Any], config: TransformerConfig) -> dict[str, Any]:
+    own = _LARGE if keys.get("vision_config") is None else keys["vision_config"]
+    return {
+        **keys,
+        "text_config": {**(keys.get("text_config") or {}), "max_position_embeddings": config.max_position_embeddings},
+        "vision_config": {**own, "num_hidden_layers": config.vision_num_layers},
+        "vision_feature_layer": -1,
+    }
+
+
 _OF_15: dict[str, Any] = {
     "vocab_size": 32064, "max_position_embeddings": 4096, "image_token_id": 32000, "vision_num_layers": 23,
     "vision_hidden_size": 1024, "vision_num_attention_heads": 16, "vision_ffn_hidden_size": 4096,
@@ -194,6 +206,7 @@ register(
         aliases={"image_token_id": "image_token_index"},
         flat=_flat,
         left_out=_left_out,
+        kept=_kept,
         tied={_TEXT + "lm_head.weight": _TEXT + "model.embed_tokens.weight"},
         renamed=_NAMES,
         older=_NAMES,
