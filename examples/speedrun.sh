@@ -4,7 +4,7 @@
 #
 #   examples/speedrun.sh                 everything, in runs/speedrun; what is done is not done again
 #   examples/speedrun.sh runs/mine       in another folder
-#   QUICK=1 examples/speedrun.sh runs/quick   to a model that has learned little: five minutes or so
+#   QUICK=1 examples/speedrun.sh runs/quick   to a model that has learned little: 3 minutes of an AMD with AVX-512
 #   GPU=1 examples/speedrun.sh           on a node with NVIDIA GPUs: 124 M parameters, 2.6 billion tokens of FineWeb-Edu (not tried yet)
 #
 # Stages: text, tokenizer, tokens, pretrain, evaluate, chat (supervised fine-tuning), evaluate-chat, samples, report.
