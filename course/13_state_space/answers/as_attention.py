@@ -1,4 +1,4 @@
-from labkit.answers import Edit, Same
+from labkit.answers import Edit
 
 _LEFT = "(a[:, :, None] - a[:, None]).masked_fill(later, -torch.inf).exp()"
 
@@ -21,8 +21,6 @@ WRONG = [
     Edit("(left * (C @ B.mT))", "(left * (C @ B.mT)).softmax(-1)",
          mistake="There is no softmax: the decays stand in its place."),
 ]
-
-EQUIVALENT: list[Same] = []
 
 
 # %% right: one einsum, differences by where

@@ -1,4 +1,4 @@
-from labkit.answers import Edit, Same
+from labkit.answers import Edit
 
 _READ = 'read = a.exp()[..., None] * torch.einsum("hpn,ln->lhp", h, Cs)'
 _WRITTEN = "((a[-1] - a).exp() * dts)[..., None] * xs"
@@ -29,8 +29,6 @@ WRONG = [
          told="twice the weights within all chunks"),
     Edit("range(0, len(x), size)", "range(0, len(x), 1)", ("start + size", "start + 1"), told="no loop over tokens"),
 ]
-
-EQUIVALENT: list[Same] = []
 
 
 # %% right: all chunks at once, padded with dt 0, then the states one after the other

@@ -27,7 +27,10 @@ WRONG = [
          ("group=cp.group, group_src=cp.rank - step", "src=cp.rank - step"), told="smaller than the world | part of the world"),
 ]
 
-EQUIVALENT: list[Same] = []
+EQUIVALENT = [
+    Same("line 18: `<=` for `<`", "with that step no rank has a partner"),
+    Same("line 23: `group_src` dropped", "gloo takes what was sent first, and that is the message of this round"),
+]
 
 
 # %% right: state and decay in two messages
