@@ -53,7 +53,7 @@ def _flat(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_text(keys: Keys) -> Fields:
     own = Keys(keys["text_config"] or {}, f"{keys.family} text_config", LLAMA.defaults)
-    own.only("model_type", "llama")
+    own.only("model_type", LLAMA.name)
     own.get("tie_word_embeddings")  # `_flat`
     fields: Fields = {}
     for part in LLAMA.parts:
@@ -64,7 +64,7 @@ def _read_text(keys: Keys) -> Fields:
 
 
 def _write_text(config: TransformerConfig) -> Fields:
-    own: Fields = {"model_type": "llama"}
+    own: Fields = {"model_type": LLAMA.name}
     for part in LLAMA.parts:
         own |= part.write(config)
     return {"text_config": own}
