@@ -36,7 +36,7 @@ NEEDS = {
     "vision_hidden_size vision_num_attention_heads vision_ffn_hidden_size vision_patch_size": "vision_num_layers",
     "vision_temporal_patch_size vision_spatial_merge_size vision_image_size": "vision_num_layers",
     "vision_model_type": "vision_num_layers",
-    "vision_window_size vision_fullatt_block_indexes": "vision_num_layers vision_model_type=qwen2_5_vit",
+    "vision_window_size vision_fullatt_block_indexes": "vision_num_layers vision_model_type=qwen_vit",
     "mamba_num_heads mamba_head_dim mamba_state_dim mamba_num_groups": "hybrid_override_pattern",
     "mamba_conv_kernel mamba_dt_limit_min mamba_dt_limit_max mamba_chunk_size": "hybrid_override_pattern",
     "linear_num_key_heads linear_num_value_heads linear_key_head_dim": "linear_attention_freq",

@@ -5,7 +5,7 @@
 The encoder is a transformer with sizes of its own, so it is a `TransformerConfig` of its own: `config.vision` makes it
 of these fields, and layers, kernels and rules are those of every model (`models/vision`). There are two kinds:
 
-| `vision_model_type` | `qwen2_5_vit`                           | `clip` (of LLaVA)                                |
+| `vision_model_type` | `qwen_vit` (of Qwen2.5-VL)              | `clip` (of LLaVA)                                |
 |---------------------|-----------------------------------------|--------------------------------------------------|
 | pictures            | of any size                             | all of `vision_image_size`                       |
 | layers              | RMSNorm, SwiGLU, RoPE by row and column | LayerNorm, x sigmoid(1.702 x), learned positions |
@@ -47,7 +47,7 @@ class VisionFields(Config):
     """A vision transformer and its projector (`models/vision`)."""
 
     vision_num_layers: int | None = opt(MODEL, None, "layers of the vision encoder; default none: no pictures", least=1)
-    vision_model_type: str = opt(MODEL, "qwen2_5_vit", "kind of the vision encoder", ("qwen2_5_vit", "clip"))
+    vision_model_type: str = opt(MODEL, "qwen_vit", "kind of the vision encoder", ("qwen_vit", "clip"))
     vision_hidden_size: int = opt(MODEL, 64, "its width", least=4)
     vision_num_attention_heads: int = opt(MODEL, 4, "its heads; tp divides them", least=1)
     vision_ffn_hidden_size: int = opt(MODEL, 128, "inner width of its MLP; tp divides it", least=1)
@@ -119,7 +119,7 @@ class VisionFields(Config):
             return
         require(
             self.vision_image_size is None,
-            f"vision_image_size={self.vision_image_size}, and qwen2_5_vit sees pictures of any size",
+            f"vision_image_size={self.vision_image_size}, and qwen_vit sees pictures of any size",
             "drop vision_image_size, or vision_model_type=clip",
         )
         require(
@@ -164,7 +164,7 @@ SHARED = (
 
 
 _KINDS: dict[str, dict[str, Any]] = {
-    "qwen2_5_vit": {
+    "qwen_vit": {
         "normalization": "RMSNorm",
         "layernorm_epsilon": 1e-6,
         "activation": "swiglu",

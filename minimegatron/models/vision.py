@@ -170,7 +170,7 @@ class VisionProjector(nn.Module):
         super().__init__()
         self.tp, self.kernels, self.sequence_parallel = mesh.tp, config.kernels, mesh.sequence_parallel
         self.block = config.vision_spatial_merge_size**2
-        width, merges = self.block * config.vision_hidden_size, config.vision_model_type == "qwen2_5_vit"
+        width, merges = self.block * config.vision_hidden_size, config.vision_model_type == "qwen_vit"
         inner = width if merges else config.hidden_size
         init = Init(std=config.init_method_std)
         how: dict[str, Any] = {"init": init, "sequence_parallel": mesh.sequence_parallel, "dtype": config.dtype}

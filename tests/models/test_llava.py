@@ -246,7 +246,7 @@ def test_what_a_config_says_otherwise_is_refused(change, message):
         ({"vision_image_size": None}, "a position for each patch of 4"),
         ({"vision_image_size": 13}, "a position for each patch of 4"),
         ({"vision_spatial_merge_size": 2}, "a patch of one frame is a token"),
-        ({"vision_model_type": "qwen2_5_vit"}, "pictures of any size"),
+        ({"vision_model_type": "qwen_vit"}, "pictures of any size"),
         ({"fp8_format": "e4m3", "fp8_recipe": "tensorwise"}, "fp8_format='e4m3': the vision encoder has no such part"),
     ],
 )

@@ -138,7 +138,7 @@ class Family:
         hybrid = config.hybrid_override_pattern is not None
         if self.has("cross_attention") != config.has("cross_attention") or self.has("vision") != config.sees:
             return False
-        if config.sees and self.fields.get("vision_model_type", "qwen2_5_vit") != config.vision_model_type:
+        if config.sees and self.fields.get("vision_model_type", "qwen_vit") != config.vision_model_type:
             return False
         if self.has("mamba") != hybrid or self.has("gated_delta_net") != config.has("gated_delta_net"):
             return False
