@@ -267,13 +267,15 @@ def read(file: dict[str, Any]) -> Any:
         return None
 
 
-def test_every_key_means_what_it_means_to_transformers():
-    """One key at a time is missing, or has another value, at the top, in the language model and in the encoder."""
-    from transformers import Qwen2_5_VLConfig
+def assert_every_key_means_the_same(whole: dict[str, Any], others: dict[str, Any], theirs: Any) -> None:
+    """One key at a time is missing, or has another value, at the top, in the language model and in the encoder.
 
-    whole, models = Theirs.of().config, 0
-    others = {"hidden_act": "gelu", "layer_types": ["sliding_attention"] * 2, "fullatt_block_indexes": [0, 2]}
-    others |= {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0, "mrope_section": [2, 2, 4]}}
+    Args:
+        whole: a `config.json` that is read.
+        others: key -> the other value; default twice a number, and not a truth.
+        theirs: the class of transformers that reads it.
+    """
+    models = 0
     for part in (None, "text_config", "vision_config"):
         table = whole if part is None else whole[part]
         for key, value in table.items():
@@ -285,13 +287,22 @@ def test_every_key_means_what_it_means_to_transformers():
             for one in (without, {**without, key: changed}):
                 file = one if part is None else {**whole, part: one}
                 try:
-                    meant = Qwen2_5_VLConfig.from_dict(file).to_dict()
+                    meant = theirs.from_dict(file).to_dict()
                 except Exception:  # transformers cannot make a model of it either
                     continue
                 ours = read(file)
                 assert ours == read(meant), f"{key} of {part}: {one.get(key, 'missing')}"
                 models += ours is not None
     assert models > 60
+
+
+def test_every_key_means_what_it_means_to_transformers():
+    from transformers import Qwen2_5_VLConfig
+
+    whole = Theirs.of().config
+    others = {"hidden_act": "gelu", "layer_types": ["sliding_attention"] * 2, "fullatt_block_indexes": [0, 2]}
+    others |= {"rope_parameters": {"rope_type": "default", "rope_theta": 70.0, "mrope_section": [2, 2, 4]}}
+    assert_every_key_means_the_same(whole, others, Qwen2_5_VLConfig)
     assert read({"model_type": "qwen2_5_vl"}) == read(Qwen2_5_VLConfig().to_dict())
     with pytest.raises(ConfigError, match="something_new"):
         config_from_huggingface({**whole, "something_new": 3})
