@@ -13,6 +13,7 @@ DEPENDED = [
     ("01_process_groups", "my_samples edit 10"),  # a batch across the end of an epoch, where another row asks for it
     ("01_process_groups", "my_samples edit 12"),
     ("02_tensor_parallel", "attention edit 14"),  # two queries a group in one grading, three in the other
+    ("05_moe_ep", "machines edit 16"),  # "two of each machine" had full marks where every draw had k/most = 2
 ]
 
 
