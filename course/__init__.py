@@ -10,7 +10,6 @@
     capstones/             projects that are run and held against published criteria; NN's given/ is
                            `course.capstoneNN`
     rehearsal.py           pipeline schedules run with sleep in the place of computation, for labs 03 and 12
-    own_scheduler.py       a learner's schedule in the place of the engine's, for lab 10
 
 A name that begins with a digit is for `importlib` and for relative imports: `course.01_process_groups` is what
 `%lab 01_process_groups` loads.
@@ -29,7 +28,7 @@ CLOSED = (
     "minimegatron.layers", "minimegatron.parallel", "minimegatron.models", "minimegatron.training",
     "minimegatron.optim", "minimegatron.inference", "minimegatron.kernels", "minimegatron.checkpoint",
     "minimegatron.data", "minimegatron.posttraining", "minimegatron.viz", "minimegatron.commands", "course.figures",
-    "course.rehearsal", "course.own_scheduler",
+    "course.rehearsal",
 )  # fmt: skip
 
 

@@ -12,34 +12,47 @@
     guess("gpus", 12, "How many?")                keeps a guess
     guessed("gpus", 7.3, "GPUs")                  shows it beside the measured number
 
-| module                  | contents                                                                  |
-|-------------------------|---------------------------------------------------------------------------|
-| `magics`, `workspace`   | what a cell does, and where its files are                                 |
-| `plainly`, `made`       | errors as a learner reads them; names that an earlier cell makes          |
-| `unopened`, `guesses`   | a kernel without a lab; guesses                                           |
-| `ranks`                 | warm ranks and the supervised `torchrun`, for cells, tests and benchmarks |
-| `exercises`, `checks`   | how a lab's author declares exercises; judges of evidence                 |
-| `compare`, `parts`      | comparison of an answer in words; which of several outputs is wrong       |
-| `judge`                 | draw, play, decide: the verdict from plain data, never from the learner   |
-| `playing`, `deciding`   | runs the learner's code; references and the verdict                       |
-| `settings`              | the settings in which every exercise on ranks is tried                    |
-| `player`, `evidence`    | the learner's side; what it did, not only what it returned                |
-| `process_group`         | gloo, and a log of what passes through it                                 |
-| `tools`                 | what the tools of a lab exchange with a check                             |
-| `fresh`, `plain`        | fresh processes with limits and deadlines; the data that they exchange    |
-| `nursery`, `replies`    | the server of fresh processes; their answers and how they end             |
-| `hbm`                   | a memory that counts what is moved                                        |
-| `shown`                 | text of strangers, cleaned for display                                    |
-| `sandbox`               | limits what a learner's process can do, by `namespaces` and `seccomp`;    |
-|                         | `closing` closes modules, `promises` tests all of it on this machine      |
-| `record`, `progress`    | what has been passed, kept from one kernel to the next                    |
-| `grade`                 | a folder of submissions: `submissions`, `grading`, `marks`, `report`      |
-| `acceptance`            | a capstone: what is run, held against published criteria; `begin` copies  |
-|                         | its start, `program` is a command of a hand-in and its processes          |
-| `paired`                | two contenders on a noisy machine, by CPU-seconds                         |
-| `quiz`, `cards`         | questions of an interview; `explain`: those at the end of a lab           |
-| `build`, `pictures`     | one source for the lab and its solution; stored pictures in few bytes     |
-| `said`                  | what quiz, guesses and verdicts say, in the language of the labs          |
-| `languages`             | whether a translation says what its English says                          |
-| `answers`               | other answers to a lab's exercises, right and wrong, which test its checks     |
+| in the notebook            | contents                                                                        |
+|----------------------------|---------------------------------------------------------------------------------|
+| `magics`, `workspace`      | what a cell does, and where its files are                                       |
+| `plainly`, `made`          | errors as a learner reads them; names that an earlier cell makes                |
+| `ranks`, `warm`            | warm ranks and the supervised `torchrun`, for cells, tests and benchmarks       |
+| `unopened`, `guesses`      | a kernel without a lab, prepared by `ipython_startup`; guesses                  |
+| `watched`, `hbm`           | messages of a cell's own ranks, for pictures; a memory that counts what moves   |
+| `verdict`                  | what `check` shows                                                              |
+| `record`, `progress`       | what has been passed, kept from one kernel to the next                          |
+| `quiz`, `cards`, `explain` | questions of an interview, and those at the end of a lab                        |
+| `said`                     | what quiz, guesses and verdicts say, in the language of the labs                |
+
+| in a check                 |                                                                                 |
+|----------------------------|---------------------------------------------------------------------------------|
+| `judge`                    | draw, play, decide: the verdict from plain data, never from the learner         |
+| `playing`, `deciding`      | runs the learner's code; references and the verdict                             |
+| `settings`                 | the settings in which every exercise on ranks is tried                          |
+| `compare`, `parts`         | comparison of an answer in words; which of several outputs is wrong             |
+| `suspects`                 | which known mistake a wrong answer is                                           |
+| `player`, `evidence`       | the learner's side; what it did, not only what it returned                      |
+| `process_group`, `tools`   | gloo, and a log of what passes through it; what a lab's tools tell a check      |
+| `fresh`, `plain`           | fresh processes with limits and deadlines; the data that they exchange          |
+| `nursery`, `replies`       | the server of fresh processes; their answers and how they end                   |
+| `sandbox`                  | limits what a learner's process can do, by `namespaces` and `seccomp`;          |
+|                            | `closing` closes modules, `promises` tests all of it on this machine            |
+
+| for a class                |                                                                                 |
+|----------------------------|---------------------------------------------------------------------------------|
+| `grade`, `grading`         | the command; many submissions through one judge                                 |
+| `handed_in`, `submissions` | whose file it is; exercises by name, of cells that `notebook_file` reads        |
+| `marks`, `report`          | what is written: marks and feedback; the instructor's page                      |
+| `regrade`                  | the same run again, or what has changed since                                   |
+| `shown`                    | text of strangers, cleaned for display                                          |
+| `acceptance`, `begin`      | a capstone: what is run, held against published criteria; a copy of its start   |
+| `program`, `paired`        | a command of a hand-in and its processes; two contenders on a noisy machine     |
+| `edits`                    | mistakes that are planted in a program, to try its checks or its tests          |
+
+| for a lab's author         |                                                                                 |
+|----------------------------|---------------------------------------------------------------------------------|
+| `exercises`, `checks`      | how exercises are declared; judges of evidence                                  |
+| `answers`                  | other answers to an exercise, right and wrong, which try its checks             |
+| `source`, `build`          | one source for the lab and its solution; both, run and stored                   |
+| `languages`                | whether a lab's translation says what its English says                          |
 """

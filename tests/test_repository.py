@@ -158,6 +158,13 @@ def test_every_module_has_a_docstring() -> None:
     assert not [name for name, (tree, _) in trees().items() if not ast.get_docstring(tree)]
 
 
+def test_every_module_of_labkit_is_in_its_table() -> None:
+    table = ast.get_docstring(trees()["labkit/__init__.py"][0]) or ""
+    first = {word for row in re.findall(r"^\|.*$", table, re.M) for word in re.findall(r"`(\w+)`", row)}
+    modules = {path.stem for path in (ROOT / "labkit").glob("*.py")} - {"__init__"}
+    assert not sorted(modules - first)
+
+
 # Packages whose processes are somebody's children, or compile code: they pass the environment on. Elsewhere arguments
 # decide, and nothing else.
 READ_ENVIRONMENT = tuple(f"minimegatron/{name}" for name in ("launch/", "commands/", "kernels/", "planner/measure.py"))

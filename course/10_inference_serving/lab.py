@@ -555,7 +555,7 @@ print("the same tokens:", [a.tokens for a in mine] == [b.tokens for b in theirs]
 
 # %% jupyter={"source_hidden": true}
 # %%needs schedule
-from course.own_scheduler import planned_by
+from course.lab10.own_scheduler import planned_by
 from minimegatron.comm.mesh import Mesh
 from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.scheduler import Scheduler

@@ -22,9 +22,9 @@ class MarkedLab:
         self.given = answers_of(self.course, self.solutions)
         self.answers = [answer for given in self.given.values() for answer in given.given]
 
-    def check(self, nursery: Nursery, exercise: str, source: str) -> Verdict:
+    def check(self, nursery: Nursery, exercise: str, source: str, seed: str | None = None) -> Verdict:
         """The judge's verdict on one answer; the lab's other exercises, which it may import, are solved."""
-        return judge(nursery, self.course, exercise, {**self.solutions, exercise: source})
+        return judge(nursery, self.course, exercise, {**self.solutions, exercise: source}, seed)
 
     def source(self, name: str) -> str:
         """The source of an answer of that name, e.g. `bubble: exact fractions`."""

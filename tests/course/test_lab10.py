@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
+from course.lab10.own_scheduler import planned_by
 
-from course.own_scheduler import planned_by
 from labkit.exercises import Draw
 from minimegatron.errors import ConfigError
 from minimegatron.inference.block_manager import BlockManager
@@ -144,3 +144,9 @@ def test_a_plan_that_cannot_be_is_refused(plan, words):
 def test_a_plan_knows_no_pages_that_are_found_again():
     with pytest.raises(ConfigError, match="found again"):
         planned_by(lambda *_: {})(BlockManager(9, 4), 2, 6, 20)
+
+
+def test_the_labs_tool_brings_no_scheduler_into_a_judged_program(nursery):
+    stolen = "from course.lab10.own_scheduler import Scheduler\n\n\ndef schedule(*args):\n    return Scheduler(*args)\n"
+    verdict = LABS["10_inference_serving"].check(nursery, "schedule", stolen)
+    assert (verdict.state, verdict.points) == ("wrong", 0) and "`minimegatron.inference" in verdict.note, verdict

@@ -15,8 +15,6 @@ def test_the_drawings_are_closed_in_every_lab():
     assert labs == sorted(path.stem for path in LABS.glob("*.ipynb"))
     for name in labs:
         for exercise in importlib.import_module(f"course.{name}").LAB.exercises.values():
-            assert {"course.figures", "course.rehearsal", "course.own_scheduler", "minimegatron.viz"} <= {
-                *exercise.without
-            }
+            assert {"course.figures", "course.rehearsal", "minimegatron.viz"} <= {*exercise.without}
     [folder] = closing.files_of(["course.figures"])
     assert (folder / "kernels.py").is_file()

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from course.figures.process_groups import sheet
-from labkit.pictures import smaller, with_palette
+from labkit.build import smaller, with_palette
 
 
 def pixels(png: bytes) -> np.ndarray:

@@ -121,10 +121,12 @@ def my_samples(consumed: int, micro_batch: int, dp_rank: int, dp_size: int, num_
 
 
 def _sampler(draw: Draw) -> dict[str, Any]:
-    dp, micro = draw.integer(1, 8), draw.integer(1, 6)
+    """Draw a batch inside a later epoch: of the ends of epochs the other case asks."""
+    dp, micro = draw.integer(2, 8), draw.integer(2, 6)
+    num_samples = dp * micro + draw.integer(5, 40)
     return {
-        "consumed": dp * micro * draw.integer(0, 50), "micro_batch": micro, "dp_rank": draw.integer(0, dp - 1),
-        "dp_size": dp, "num_samples": draw.integer(20, 60), "seed": draw.integer(0, 10**6),
+        "consumed": num_samples * draw.integer(1, 9) + draw.integer(0, num_samples - dp * micro), "micro_batch": micro,
+        "dp_rank": draw.integer(1, dp - 1), "dp_size": dp, "num_samples": num_samples, "seed": draw.integer(0, 10**6),
     }  # fmt: skip
 
 

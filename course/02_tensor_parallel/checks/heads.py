@@ -140,7 +140,7 @@ ATTENTION = Exercise(
         Case("grouped queries", _heads_of(2), points=2, hidden=True, fixed=[
             _heads_of(2, per_group=2), _heads_of(2, per_group=3)]),
         Case(
-            "right numbers, and one sum forward and one backward", _heads_of(), hidden=True,
+            "right numbers, and one sum forward and one backward", _heads_of(per_group=2), hidden=True,
             accept=[sends("all_reduce", times=2, at_most=("y and dx", lambda i: 2 * i[0]["x"].nbytes))],
         ),
     ],

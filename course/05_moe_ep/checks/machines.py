@@ -94,8 +94,8 @@ MACHINES = Exercise(
         Case("the text's 4 experts on 2 machines; one token, at most 1 machine", _PAIRS),
         Case("9 experts on 3 machines, at most 1 machine; the text's table, at most 2", _THREE, fixed=[_TABLE]),
         Case("other sizes", _some, points=3, hidden=True, draws=3, fixed=[
-            partial(_of, 4, 3, 4, 1, -2.0), partial(_of, 5, 2, 3, 2, 0.0), partial(_of, 1, 6, 1, 2, 0.0), _LARGE,
-            _NEW_ROUTER, _EQUAL_WORTH]),
+            partial(_of, 4, 3, 4, 1, -2.0), partial(_of, 5, 2, 3, 2, 0.0), partial(_of, 1, 6, 1, 2, 0.0),
+            partial(_of, 5, 6, 2, 3, 0.0), _LARGE, _NEW_ROUTER, _EQUAL_WORTH]),
     ],
     idea="The mean of a sum is the sum of the means: what is the chance that one given machine holds none of the k? "
     "And before a token may choose experts it chooses machines.",
