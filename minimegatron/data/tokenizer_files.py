@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import warnings
@@ -264,6 +265,19 @@ def render(
     Raises:
         ConfigError: the template is broken, is stopped by the sandbox, or refuses the conversation.
     """
+    plain, tools = json.loads(json.dumps([list(messages), tools]))  # data alone: a template meets no methods
+    values = {"tools": tools, "documents": None, **special_tokens}
+    try:
+        return _compiled(template).render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
+    except Exception as error:  # a program of somebody else's may fail in any way
+        raise ConfigError(
+            f"the chat template stops: {error}", where=where, fix="messages in the form that the model's page shows"
+        ) from error
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    """The program that a template's source is, in the sandbox; compiled once, which takes more than most renderings."""
     import jinja2  # 50 ms, for conversations alone
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -278,15 +292,7 @@ def render(
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    plain, tools = json.loads(json.dumps([list(messages), tools]))  # data alone: a template meets no methods
-    values = {"tools": tools, "documents": None, **special_tokens}
-    try:
-        rendered = environment.from_string(template)
-        return rendered.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
-    except Exception as error:  # a program of somebody else's may fail in any way
-        raise ConfigError(
-            f"the chat template stops: {error}", where=where, fix="messages in the form that the model's page shows"
-        ) from error
+    return environment.from_string(template)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

@@ -6,8 +6,10 @@ import json
 import warnings
 
 import pytest
+from jinja2.sandbox import SandboxedEnvironment
 
 from minimegatron.data.tokenizer import NO_PAD, HuggingFaceTokenizer
+from minimegatron.data.tokenizer_files import render
 from minimegatron.data.tokenizer_training import train_bpe
 from minimegatron.errors import ConfigError, DataError
 
@@ -289,6 +291,22 @@ def test_templates_that_stop(byte_level, tmp_path, template, says):
     with pytest.raises(ConfigError, match=says) as error:
         tokenizer.apply_chat_template([{"role": "system", "content": "x"}])
     assert error.value.where == str(tmp_path) and error.value.fix
+
+
+def test_a_template_is_compiled_once_and_keeps_nothing_of_a_conversation(monkeypatch):
+    compiled = []
+    compile_one = SandboxedEnvironment.from_string
+    monkeypatch.setattr(SandboxedEnvironment, "from_string", lambda *a: compiled.append(a[1]) or compile_one(*a))
+    one, other = (
+        "{% set n = namespace(all=bos_token) %}{% for m in messages %}{% set n.all = n.all + m.content %}"
+        f"{{% set tools = m.content %}}{{% endfor %}}{end}{{{{ n.all }}}}{{{{ tools }}}}"
+        for end in "ab"
+    )
+    for template, end in ((one, "a"), (other, "b"), (one, "a")):
+        for word in ("x", "y"):
+            told = render(template, [{"role": "user", "content": word}], {"bos_token": f"<{word}>"})
+            assert told == f"{end}<{word}>{word}None"
+    assert compiled == [one, other]
 
 
 def test_what_a_text_spells_is_counted(byte_level, tmp_path):

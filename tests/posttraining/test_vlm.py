@@ -22,21 +22,22 @@ from minimegatron.training.trainer import Trainer
 from tests.posttraining.test_tasks import near
 from tests.thorough import mostly_thorough
 
-MODEL = (
-    "--preset laptop-vlm --hidden-size 32 --num-query-groups 2 --ffn-hidden-size 32 --mrope-section 1 1 2 "
-    "--vision-hidden-size 32 --vision-ffn-hidden-size 32 --seq-length 64 --global-batch-size 8 --lr 3e-3 "
-    "--lr-decay-style constant --train-iters 2 "
+SIZES = (
+    "--hidden-size 32 --num-query-groups 2 --ffn-hidden-size 32 --vision-hidden-size 32 --vision-ffn-hidden-size 32 "
+    "--seq-length 64 --global-batch-size 8 --lr 3e-3 --lr-decay-style constant --train-iters 2 "
 )
+MODEL = f"--preset laptop-vlm --mrope-section 1 1 2 {SIZES}"
+CLIP = f"--preset laptop-llava {SIZES}"
 
 
-def trainer_of(line: str, world: int = 1) -> Trainer:
-    run = parse_args(shlex.split(f"{MODEL} {line}"), world, task="vlm")
+def trainer_of(line: str, world: int = 1, model: str = MODEL) -> Trainer:
+    run = parse_args(shlex.split(f"{model} {line}"), world, task="vlm")
     return build_trainer(run, task=TASKS["vlm"], quiet=True)
 
 
-def curve(rank: int, world: int, line: str) -> list[dict[str, float]]:
+def curve(rank: int, world: int, line: str, model: str = MODEL) -> list[dict[str, float]]:
     """What each step reports."""
-    trainer = trainer_of(line, world)
+    trainer = trainer_of(line, world, model)
     try:
         trainer.train()
     finally:

@@ -70,6 +70,14 @@ DELTA = (
     f"{DENSE} --bf16 --linear-attention-freq 2 --linear-num-key-heads 4 --linear-num-value-heads 8 "
     "--linear-key-head-dim 6 --linear-value-head-dim 4 --attention-output-gate --num-layers 4"
 )
+SEES = (
+    f"{DENSE} --bf16 --preset laptop-vlm --num-query-groups 2 --ffn-hidden-size 48 --mrope-section 1 1 2 "
+    "--vision-num-layers 3 --vision-hidden-size 32 --vision-ffn-hidden-size 24"
+)
+CLIP = (
+    f"{DENSE} --bf16 --preset laptop-llava --num-query-groups 2 --ffn-hidden-size 48 --vision-hidden-size 24 "
+    "--vision-ffn-hidden-size 40"
+)
 
 
 def expected(name: str, box: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -136,6 +144,8 @@ FAMILIES["hybrid"] = HYBRID, COMMON
 FAMILIES["delta"] = DELTA, COMMON
 PAIRS += [("delta", a, b) for a, b in ((0, 3), (3, 4), (4, 6), (6, 0))]
 PAIRS += [("hybrid", a, b) for a, b in ((0, 3), (3, 4), (4, 6), (6, 0))]
+FAMILIES |= {"sees": (SEES, COMMON), "clip": (CLIP, COMMON)}
+PAIRS += [(family, a, b) for family in ("sees", "clip") for a, b in ((0, 3), (3, 4), (4, 6), (6, 0), (2, 5), (5, 7))]
 
 
 @SLOW
