@@ -32,9 +32,9 @@
 # %% [markdown]
 # ### Two guesses first
 #
-# Take the sizes of Nemotron-H 8B. A layer of attention and a layer of Mamba-2 stand side by side and read the same
-# tokens. The cache of the first grows with each token, the state of the second does not. And the more tokens there are,
-# the more a token computes in the first.
+# Two layers of Nemotron-H 8B read the same tokens. Attention keeps 8 heads of keys and values, 128 channels each, in
+# bf16, and its cache grows with each token. Mamba-2 keeps 128 heads, 64 × 128 numbers each, in fp32, and its state does
+# not grow. And the more tokens there are, the more a token computes in attention.
 
 # %%
 guess("bytes", None, "From how many tokens on does attention keep more bytes than the state?")
@@ -79,13 +79,14 @@ for (letter, each), style, name in zip(cost.items(), ("-", "--", ":"), ("Mamba-2
     ax.loglog(tokens, [n / 1e6 for n in each], style, color="#222222", label=f"{letter}  {name}")
 ax.set(xlabel="tokens of the sequence", ylabel="MFLOPs of a token", title="One layer of Nemotron-H 8B, forward")
 ax.set_xticks(tokens, [f"{s // K} k" for s in tokens])
+ax.tick_params(axis="x", which="minor", bottom=False)
 ax.legend()
 plt.show()
 
 # %% [markdown]
 # At a thousand tokens a layer of attention is the cheapest of the three. At a million it costs nearly forty times as
-# much as one of Mamba-2, which does not change. So few attention layers pay off. And a pipeline whose stages were equal
-# at a thousand tokens is not at a million. You will mend that at the end.
+# much as one of Mamba-2, which does not change. So a hybrid keeps only a few layers of attention. And stages of
+# a pipeline that are equally slow at a thousand tokens are not at a million. You will mend that at the end.
 #
 # ## 2 · Predict: what is kept
 #
@@ -93,8 +94,8 @@ plt.show()
 # heads of `d` channels each. In each layer of Mamba-2 it keeps
 #
 # * the state, `p` · `n` numbers for each of `heads` heads, always in fp32;
-# * what a short convolution before it needs: the last `taps` - 1 inputs of each channel. Channels are those of x (p a
-#   head), and of B and C, which `state_groups` groups of heads share: n each.
+# * what a short convolution before it needs: the last `taps` - 1 inputs of each channel. Three things pass it (section
+#   3 says what for): x has `p` channels a head, B and C have `n` each for every one of `state_groups` groups of heads.
 #
 # Keys, values and the convolution's inputs have `element_size` bytes a number. MLPs and experts keep nothing.
 #
@@ -103,7 +104,7 @@ plt.show()
 # cache has 176 bytes, after 12 it is larger.
 #
 # **Exercise.** Return {"*": bytes of s tokens in one layer of attention, "M": in one of Mamba-2, "model": in all layers
-# of `pattern`, "from": the fewest tokens of which attention's layer keeps more than Mamba-2's}.
+# of `pattern`, "from": the fewest tokens of which the layer of attention keeps more}.
 
 # %%
 # %%exercise kept_bytes
@@ -150,7 +151,8 @@ guessed("flops", round((cost["M"][0] - cost["*"][0]) / slope + tokens[0], -3), "
 #
 # One head has a state h, a matrix [p, n], and one number A < 0. Each token brings four things: x [p], what it writes; B
 # [n], where it is written; C [n], where the token reads; and a time step dt > 0. (All of them are made from the layer's
-# input by one matrix product; x, B and C pass the convolution. Here all heads share B and C.) Then
+# input by one matrix product; then x, B and C pass the convolution, and a softplus makes dt positive. Here all heads
+# share B and C.) Then
 #
 # $$h_t = e^{dt_t A}\, h_{t-1} + dt_t\, x_t B_t^T \qquad\qquad y_t = h_t C_t + D\, x_t$$
 #
@@ -208,10 +210,11 @@ weights_map([1, 1, 2, 1, 1, 1, 3, 1], 4)
 
 # %% [markdown]
 # Each row is a token that reads, each column one that wrote, and the number is what is left: here e^A = 1/2, and the
-# tokens' dt stand above. (The frames are for the next exercise.)
+# tokens' dt stand above. The first three tokens are the example's, so the top left corner is your 3 × 3 matrix. (The
+# frames are for the next exercise.)
 #
 # **Exercise.** The same y by products of whole matrices, without a loop over tokens. Decays may be strong: of what the
-# first token wrote e^-150 may be left, and e^150 is no number in fp32.
+# first token wrote e^-150 may be left, and e^150 overflows in fp32.
 
 # %%
 # %%exercise as_attention
@@ -241,12 +244,8 @@ check("as_attention")
 #
 # Cut the sequence into chunks of l tokens: the frames of the picture. Inside a frame use the second form. All that lies
 # left of a frame comes from earlier chunks, and all of it passed through the state at the chunk's border. So there no
-# pair of tokens is needed: what a token reads of all chunks before its own, it reads from that state, which has faded
-# up to the token.
-#
-# A chunk does three things. It computes what its tokens read of each other. It adds what they read of the state that it
-# was given. And it hands on a state: the given one, faded, and what its tokens have written, each part faded from its
-# token to the end of the chunk. None of this is a loop over tokens; the third is one product.
+# pair of tokens is needed: what a token reads of all chunks before its own, it reads from that state. A chunk is given
+# one state and hands one on. Neither takes a loop over its tokens.
 #
 # An example: the three tokens above in chunks of 2, with h = 8 before them. Their own part is 4, 4. Of the state they
 # read 8/2 = 4 and 8/4 = 2, so y = 8, 6. The state handed on is 8/4 + 4/2 + 2 = 6. The second chunk has one token: 6/4 +
@@ -254,7 +253,7 @@ check("as_attention")
 #
 # **Exercise.** Return y [s, heads, p] and the state after the last token, in chunks of `size` tokens; the last one may
 # be shorter. A loop over chunks is fine. The check looks at sizes, too: 1,024 tokens must make no matrix of 1,024²
-# weights, and no state for each token. `as_attention` is yours.
+# weights, and no chunk a state for each of its tokens. `as_attention` is yours.
 
 # %%
 # %%exercise chunked
@@ -298,24 +297,25 @@ for size in (1, 7, 64, 300):
     print(f"in chunks of {size}:", torch.allclose(y_size, y) and torch.allclose(last_size, last))
 
 # %% [markdown]
-# A head multiplies and adds about s (l (n + p) + 2 p n) times: the first term inside chunks, the second for the states.
-# Small chunks have the least arithmetic, and large ones the largest products. Mamba-2 is trained with 128 or 256.
+# Heads multiply and add about s (l (n + heads p) + 2 heads p n) times: the first term inside chunks, where one product
+# of C and B serves all heads, the second for the states. Small chunks have the least arithmetic, and large ones the
+# largest products. Mamba-2 is trained with 128 or 256.
 #
 # ### Between ranks
 #
-# 1 M tokens are cut over C ranks, each with one piece, in order. A rank needs the state before its piece, which depends
+# 1 M tokens are cut over R ranks, each with one piece, in order. A rank needs the state before its piece, which depends
 # on all ranks before it. Attention would send keys and values of all tokens round a ring (lab 04). A state has one
-# size.
+# size, however long the piece is.
 #
 # Whatever a piece of a sequence does to a state, it is h → d h + u, with one number d for each head and u [p, n]. A
 # rank finds both before anything arrives: u is the last state of its piece begun with zeros, and d is what is left of
 # any state after all of its tokens. Three ways to go on:
 #
-# | way | one message after the other | a rank sends |
+# | way | messages that wait for one another | a rank sends |
 # |---|---|---|
-# | rank by rank: wait for the state, send d h + u on | C - 1 | one state |
-# | all-gather: each sends its pair to all | 1 collective | C - 1 pairs in a ring |
-# | in rounds | ⌈log₂ C⌉ | at most one pair a round |
+# | rank by rank: wait for the state, send d h + u on | R - 1 | one state |
+# | all-gather: each sends its pair to all | 1 collective | R - 1 pairs in a ring |
+# | in rounds | ⌈log₂ R⌉ | at most one pair a round |
 #
 # The last way uses that two pieces, one behind the other, are a piece again: h → d₂ (d₁ h + u₁) + u₂. So two pairs make
 # one, and two of those make one of four ranks. After one round a rank may know the pair of itself and the rank before
@@ -326,9 +326,10 @@ for size in (1, 7, 64, 300):
 # 0, 8, 8/4 + 4 = 6 and 6/2 + 6 = 9. Two rounds are enough for them.
 #
 # **Exercise.** Return the state before this rank's piece, zeros on rank 0. `decay` is d [heads], `own` is u. Use sends
-# and receives alone, of `torch.distributed`. C may be any number. No more than ⌈log₂ C⌉ messages may wait for one
-# another, and no rank sends more than ⌈log₂ C⌉ pairs. After a long piece d may be 0: what has faded cannot be divided
-# back. `cp.rank` and `cp.size` say where this rank stands; `group_dst` and `group_src` take such a rank.
+# and receives alone, of `torch.distributed`. R may be any number. No more than ⌈log₂ R⌉ messages may wait for one
+# another, and no rank sends more than ⌈log₂ R⌉ pairs. After a long piece d may be 0: what has faded cannot be divided
+# back. `own` need not be contiguous, a message must be. `cp.rank` and `cp.size` say where this rank stands; `group_dst`
+# and `group_src` take such a rank.
 
 # %%
 # %%exercise state_before
@@ -377,8 +378,8 @@ check("state_before")
 #
 # An example: `M-M*M*M-` in 3 stages, where `M` costs 3, `*` 2 and `-` 4, the first stage has an embedding for 1, and
 # the last one an output layer for 3. Together they cost 28, so no slowest stage is below 28/3. `M- | M*M* | M-` costs
-# 8, 10 and
-# 10. In a long sequence `*` costs 12, and this cut 8, 30 and 10. Find one by hand whose slowest stage costs 22.
+# 8, 10 and 10. In a long sequence `*` costs 12, and this cut 8, 30 and 10. Find one by hand whose slowest stage costs
+# 22.
 #
 # **Exercise.** Cut `pattern` into `p` stages, so that the slowest is as fast as it can be. Return the stages as a list
 # of texts; joined they are the pattern, and none is empty. `costs` has a whole number for each letter, and `first` and
@@ -442,7 +443,7 @@ print(f"its piece by itself is right: {torch.allclose(alone, want[mine])}, "
       f"with the state before it: {torch.allclose(y, want[mine])}")
 
 # %% [markdown]
-# (A second run is not needed. It adds only what the tokens read of `before`, and the package computes that alone:
+# (A whole second run is not needed. It adds only what the tokens read of `before`, and the package computes that alone:
 # `Scan.outputs`.) What does a rank send in one layer of Nemotron-H 8B, for a million tokens on 8 ranks?
 
 # %%
@@ -454,8 +455,8 @@ print(f"attention, keys and values round a ring: {ring / K**2:7,.0f} MiB")
 print(f"Mamba-2, three rounds of a pair:         {3 * pair / K**2:7,.0f} MiB")
 
 # %% [markdown]
-# The package takes the all-gather of the table: C is small, and it is one call. Its bytes are C - 1 pairs, still few.
-# Megatron-LM exchanges heads for tokens, as Ulysses does (lab 04).
+# The package takes the all-gather of the table: R is small, and it is one call. A rank sends R - 1 pairs, still few
+# bytes. Megatron-LM exchanges heads for tokens, as Ulysses does (lab 04).
 #
 # ## 5 · See
 #
@@ -476,8 +477,8 @@ lengths = [64, 128, 256, 512, 1024]
 zeros, no_D = torch.zeros(heads, p, n), torch.zeros(heads)
 forms = {
     "token by token": (lambda *t: recurrence(*t, no_D, zeros), lambda s: 2 * heads * s * p * n),
-    "as attention": (as_attention, lambda s: heads * s * s * (n + p)),
-    "in chunks of 64": (lambda *t: chunked(*t, zeros, l), lambda s: heads * s * (l * (n + p) + 2 * p * n)),
+    "as attention": (as_attention, lambda s: s * s * (n + heads * p)),
+    "in chunks of 64": (lambda *t: chunked(*t, zeros, l), lambda s: s * (l * (n + heads * p) + 2 * heads * p * n)),
 }
 fig, (left, right) = plt.subplots(1, 2, figsize=(8.5, 3.0))
 for (name, (form, work)), style in zip(forms.items(), (":", "--", "-")):
@@ -503,7 +504,8 @@ plt.show()
 
 # %% [markdown]
 # Token by token takes long: each of its steps is small and waits for the one before. As attention the work grows with
-# s², so on long sequences that line ends above all others. In chunks it grows with s, in products of 64 tokens.
+# s²: however fast its products are, from some length on it is the slowest. In chunks it grows with s, in products of 64
+# tokens.
 #
 # ### A pipeline at two lengths
 #
@@ -585,8 +587,8 @@ guessed("bf16", round(h16.item(), 2), "in bf16")
 # She computes each step in fp32 and rounds only what she keeps. At 0.25 the numbers of bf16 are 0.002 apart, and a step
 # adds 0.001 · (1 - 0.25): less than half of that, so it rounds back. The state stands still, at a quarter of where it
 # should be. Nothing is NaN, and a short test cannot show it, for 100 tokens lead to 0.1 only. Attention in bf16 has no
-# such error: nothing is added up there from token to token. So a state is fp32, whatever the model is, and a test of it
-# is longer than its memory.
+# such error: a key is rounded once, when it is written, and never added to. So a state is fp32, whatever the model
+# is, and a test of it is longer than its memory.
 #
 # ## 7 · Explain
 #
@@ -598,12 +600,12 @@ guessed("bf16", round(h16.item(), 2), "in bf16")
 #    keep a few layers of it for recall.</details>
 # 2. *Why is it trained in chunks, and not by one of the two simpler forms?*
 #    <details><summary>answer</summary>Token by token has the least arithmetic, but s steps that wait for each other,
-#    none of them a large product. As attention it is products alone, but s² of them. Chunks have products of l tokens,
-#    and s/l states to carry.</details>
+#    none of them a large product. As attention it is large products alone, but s² weights. Chunks have products of l
+#    tokens, and s/l states to carry.</details>
 # 3. *What of prefix caching, whose pages may be shared at any token?*
 #    <details><summary>answer</summary>Keys and values of a prefix are the first part of a longer cache. A state is that
 #    of one length: it cannot be shortened. So a server keeps copies of it at some borders, and goes on from the last
-#    one before the end of what is common.</details>
+#    copy within the common prefix.</details>
 # 4. *A batch of prompts is padded on the right, then decoded. What must a padded token do to the state?*
 #    <details><summary>answer</summary>Nothing: dt = 0 makes its decay 1 and what it writes 0. Attention masks keys by
 #    the length; a state has no length that could be masked. The convolution's inputs must be those of real tokens,
@@ -635,7 +637,7 @@ progress()
 # | Nemotron-H | `models/families/nemotron.py` | |
 #
 # Mamba-2 and its two forms: Dao and Gu 2024 (arXiv 2405.21060), section 6 for chunks, section 8 for tensor and sequence
-# parallelism. Mamba: Gu and Dao 2023 (arXiv 2312.00752). Nemotron-H: NVIDIA 2025 (arXiv 2504.03624). Sums in ⌈log₂ C⌉
+# parallelism. Mamba: Gu and Dao 2023 (arXiv 2312.00752). Nemotron-H: NVIDIA 2025 (arXiv 2504.03624). Sums in ⌈log₂ R⌉
 # rounds: Hillis and Steele 1986, Data parallel algorithms.
 #
 # Next: the capstones.

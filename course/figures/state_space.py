@@ -29,7 +29,7 @@ def weights_map(steps: Sequence[int], size: int) -> Picture:
         raise ConfigError(f"steps {list(steps)} in chunks of {size}", fix="whole steps from 0 on, chunks of 1 or more")
     s = len(steps)
     with styled():
-        figure = new_figure(0.62 * s + 1.6, 0.5 * s + 1.5, "What is left of what token j wrote, at token i")
+        figure = new_figure(0.62 * s + 1.6, 0.5 * s + 1.6, "What is left of what token j wrote, at token i")
         axes = figure.subplots()
         for i, row in enumerate(left_of(steps)):
             for j, left in enumerate(row):
@@ -39,10 +39,10 @@ def weights_map(steps: Sequence[int], size: int) -> Picture:
             length = min(size, s - start)
             axes.add_patch(Rectangle((start, start), length, length, fill=False, edgecolor=INK, linewidth=2.2))
         for j, step in enumerate(steps):
-            axes.text(j + 0.5, -0.25, f"dt {step}", ha="center", va="bottom", fontsize=8)
+            axes.text(j + 0.5, -0.25, f"j = {j + 1}\ndt {step}", ha="center", va="bottom", fontsize=8)
             axes.text(-0.2, j + 0.5, f"i = {j + 1}", ha="right", va="center", fontsize=8)
         axes.set_xlim(-1.1, s + 0.1)
-        axes.set_ylim(s + 0.1, -0.9)
+        axes.set_ylim(s + 0.1, -1.1)
         blank(axes)
         legend(figure, [sample("in one chunk", COMPUTE), sample("through the states between chunks", PAPER)])
     return figure

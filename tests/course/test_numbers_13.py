@@ -61,6 +61,9 @@ STATED = [
     ("`M- | M*M* | M-` costs {}, {} and {}.", *CUTS["short"]),
     ("and this cut {}, {} and {}.", *CUTS["long"]),
     ("whose slowest stage costs {}.", STAGES.least("M-M*M*M-", STAGES._LONG, 3)),
+    ("keeps {} heads of keys and values, {} channels each", NEMOTRON.num_query_groups, NEMOTRON.kv_channels),
+    ("keeps {} heads, {} × {} numbers each, in fp32",
+     NEMOTRON.mamba_num_heads, NEMOTRON.mamba_head_dim, NEMOTRON.mamba_state_dim),
     ("adds 0.001 · (1 - 0.25)",),
 ]  # fmt: skip
 
@@ -87,4 +90,4 @@ def test_a_state_in_bf16_stands_still_at_a_quarter() -> None:
 
 
 def test_strong_decays_overflow_in_fp32() -> None:
-    assert "e^150 is no number in fp32" in TEXT and torch.tensor(150.0).exp().isinf()
+    assert "e^150 overflows in fp32" in TEXT and torch.tensor(150.0).exp().isinf()

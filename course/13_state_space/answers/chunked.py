@@ -11,6 +11,7 @@ WRONG = [
          mistake="The state at the border fades inside the chunk, too: at token i e^(a_i) of it is left."),
     Edit("read = a.exp()", "read = (a - dts * A).exp()",
          mistake="The state has faded at the token that reads it, too: e^(a_i) has its own step in it."),
+    Edit('"hpn,ln->lhp", h, Cs', '"hpn,ln->lhp", h, Bs', mistake="A token reads the state at its C, not at its B."),
     Edit(_LAST, "h", mistake="The state that was given fades through the whole chunk: e^(a_last) of it is left."),
     Edit(_LAST + " + ", "", mistake="You hand on what this chunk wrote alone. What was before it goes on, faded."),
     Edit("(a[-1] - a).exp() * dts", "dts",
@@ -26,6 +27,8 @@ WRONG = [
     Edit("parts = []", "parts, h = [], torch.zeros_like(h)",
          mistake="The state before the first token is the argument h, and need not be zeros."),
     Edit("range(0, len(x), size)", "range(0, len(x), len(x))", ("start + size", "start + len(x)"),
+         told="twice the weights within all chunks"),
+    Edit('torch.einsum("lhp,ln->hpn", written, Bs)', "(written[..., None] * Bs[:, None, None]).sum(0)",
          told="twice the weights within all chunks"),
     Edit("range(0, len(x), size)", "range(0, len(x), 1)", ("start + size", "start + 1"), told="no loop over tokens"),
 ]

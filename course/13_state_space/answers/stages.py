@@ -8,6 +8,7 @@ WRONG = [
     Edit(_ENDS, 'costs["first"] * (stage == 0)', told="is possible"),
     Edit(_ENDS, 'costs["last"] * (stage == p - 1)', told="is possible"),
     Edit("max(slowest, sums[i] - sums[j] + end)", "slowest + sums[i] - sums[j] + end", told="is possible"),
+    Edit("max(slowest, sums[i] - sums[j] + end)", "slowest + (sums[i] - sums[j] + end) ** 2", told="is possible"),
     Edit("max(slowest, sums[i] - sums[j] + end)", "max(slowest, i - j)", told="is possible"),
     Edit("if j < i", "if j <= i", ("range(stage + 1,", "range("), told="empty"),
     Edit(_BACK, "    return best[len(pattern)][1][::-1]\n", told="the order of layers stays"),

@@ -136,7 +136,7 @@ CHUNKED = Exercise(
                  partial(_several, s=7, size=1), _wide(partial(_several, s=11, size=3))]),
         Case("chunks of 48 tokens with strong decays", partial(_several, s=100, size=48, strong=12.0), hidden=True),
         Case("1,024 tokens in chunks of 128: few operations, and no state for each token",
-             partial(_several, s=1024, size=128, strong=0.2, sizes=(2, 16, 32)), hidden=True, points=2, draws=1,
+             partial(_several, s=1024, size=128, strong=0.2, sizes=(2, 64, 64)), hidden=True, points=2, draws=1,
              accept=[_at_once, no_tensor_above("twice the weights within all chunks", _room)]),
     ],
     idea="What does a token of this chunk read that earlier chunks wrote? All of it is in one state, faded since.",

@@ -40,8 +40,10 @@ def _slowest_is_least(answer: Answer) -> str | None:
     cut, (pattern, costs, p) = answer.value, answer.inputs.values()
     if not isinstance(cut, list | tuple) or not all(isinstance(stage, str) for stage in cut):
         return "a list of texts, one for each stage, is asked for"
-    if len(cut) != p or not all(cut):
-        return f"{len(cut)} stages, {sum(not stage for stage in cut)} of them empty; each of {p} needs a layer"
+    if len(cut) != p:
+        return f"{len(cut)} stages; {p} are asked for"
+    if not all(cut):
+        return f"{sum(not stage for stage in cut)} of {p} stages are empty; each needs a layer"
     if "".join(cut) != pattern:
         return "joined, the stages are not the pattern: the order of layers stays"
     slowest, best = max(loads(list(cut), costs)), least(pattern, costs, p)
@@ -73,6 +75,7 @@ STAGES = Exercise(
             {"pattern": "----MM", "costs": _costs(10, 1, 1, 1, 0, 0), "p": 3},
             {"pattern": "MMMMMM", "costs": _costs(4, 1, 1, 1, 40, 0), "p": 3},
             {"pattern": "MMMMMM", "costs": _costs(4, 1, 1, 1, 0, 40), "p": 3},
+            {"pattern": "M*-M*", "costs": _costs(11, 2, 3, 1, 0, 2), "p": 3},
             {"pattern": "MMMM*M", "costs": _costs(1, 50, 1, 1, 0, 7), "p": 4}]),
         Case("118 layers in 16 stages, in seconds", lambda draw: {
             "pattern": (_NEMOTRON * 3)[:118], "costs": _costs(23, draw.integer(9, 90), 35, 1, 3, 54), "p": 16},
