@@ -30,4 +30,4 @@ def test_ranks_on_gpus_train_as_ranks_on_cpus(jobs: Jobs, name: str) -> None:
 @pytest.mark.thorough
 def test_all_scales_of_delayed_fp8_travel_in_one_message(jobs: Jobs) -> None:
     record = Record.from_json(jobs.on_gpus("tp 2, fp8 delayed")[0]["record"])
-    assert record.count("messages", "step", "layers/fp8/matmul") == 1, record.table("messages", "step")
+    assert record.count("messages", "step", "layers/fp8/scaling") == 1, record.table("messages", "step")
