@@ -16,7 +16,7 @@ def test_a_token_fades_at_those_after_it():
 def test_each_pair_is_a_number_and_each_chunk_a_frame():
     figure = weights_map([1, 1, 2, 1, 3], 2)
     seen = words(figure)
-    assert [seen.count(text) for text in ("1", "1/8", "1/64", "dt 3", "i = 5")] == [5, 3, 1, 1, 1]
+    assert [seen.count(text) for text in ("1", "1/8", "1/64", "j = 5\ndt 3", "i = 5")] == [5, 3, 1, 1, 1]
     frames = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
     assert [frame.get_width() for frame in frames] == [2, 2, 1]
     assert len({patch.get_facecolor() for patch in figure.axes[0].patches if patch.get_fill()}) == 2
