@@ -69,7 +69,7 @@ class GlooTransport(Transport):
             send_message(parts[to], axis, [to])
 
         def add() -> None:
-            _add_up([own, *(message.view(own) for message in messages)], output)
+            _add_up([own.view(-1), *(message.view(own) for message in messages)], output.view(-1))
             _close(messages)
 
         return Started(messages, add)
@@ -100,8 +100,8 @@ class GlooTransport(Transport):
 
         def add() -> None:  # the sum of the first two is written to `output`
             own = x.clone() if axis.rank > 1 and x.data_ptr() == output.data_ptr() else x
-            terms = [messages[rank].view(x) if rank in messages else own for rank in range(axis.size)]
-            _add_up(terms, output)
+            terms = [messages[rank].view(x) if rank in messages else own.view(-1) for rank in range(axis.size)]
+            _add_up(terms, output.view(-1))
             _close(messages.values())
 
         return Started([*messages.values()], add)

@@ -123,9 +123,11 @@ class Message:
         self._memory = _seen[number][1]
 
     def view(self, like: torch.Tensor) -> torch.Tensor:
-        """The tensor in the sender's memory, of `like`'s dtype and shape."""
-        memory = self._checked(like)
-        return torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=HEAD).view(like.shape)
+        """The tensor in the sender's memory, flat, of `like`'s dtype and size.
+
+        No operation of torch makes it, so `memory.Tracker` does not count it: it is in the row `messages`.
+        """
+        return torch.frombuffer(self._checked(like), dtype=like.dtype, count=like.numel(), offset=HEAD)
 
     def copy_to(self, x: torch.Tensor) -> None:
         """Write the tensor into `x` and close."""

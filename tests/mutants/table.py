@@ -395,10 +395,10 @@ MUTANTS = (
     # -------------------------------------------------------------------------------------- messages in memory
     Mutant(
         "terms of a reduce-scatter are let go of before they are added", "minimegatron/comm/gloo.py",
-        "            _add_up([own, *(message.view(own) for message in messages)], output)\n"
+        "            _add_up([own.view(-1), *(message.view(own) for message in messages)], output.view(-1))\n"
         "            _close(messages)\n",
         "            views = [message.view(own) for message in messages]\n            _close(messages)\n"
-        "            _add_up([own, *views], output)\n",
+        "            _add_up([own.view(-1), *views], output.view(-1))\n",
         _LET_GO,
     ),
     Mutant(
@@ -409,8 +409,8 @@ MUTANTS = (
     ),
     Mutant(
         "terms of an all-reduce are let go of before they are added", "minimegatron/comm/gloo.py",
-        "            _add_up(terms, output)\n            _close(messages.values())\n",
-        "            _close(messages.values())\n            _add_up(terms, output)\n",
+        "            _add_up(terms, output.view(-1))\n            _close(messages.values())\n",
+        "            _close(messages.values())\n            _add_up(terms, output.view(-1))\n",
         _LET_GO,
     ),
     Mutant(

@@ -52,8 +52,9 @@ CASES = {
     "zero-3, bf16": (2, f"{ZERO} optim_grads_params --bf16"),
     "zero-3, pp": (4, f"{PP} {ZERO} optim_grads_params"),
     "fsdp2": (2, "--use-torch-fsdp2"),
+    "fsdp2, pp": (2, f"{PP} --use-torch-fsdp2"),
 }
-ORDINARY = ["dropout", "experts, fp8", "pp, bias", "zero-3"]
+ORDINARY = ["dropout", "experts, fp8", "pp, bias", "zero-3", "fsdp2, pp"]
 
 
 def trained(rank: int, world: int, line: str, moments: tuple[str, ...]) -> tuple[Any, dict[str, list[torch.Tensor]]]:

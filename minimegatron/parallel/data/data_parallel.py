@@ -101,6 +101,9 @@ class DataParallel(nn.Module):
     def release_weights(self) -> None:
         """Free weights that were gathered for a backward pass."""
 
+    def end_evaluation(self) -> None:
+        """Free weights that forward passes without a backward pass have left gathered."""
+
     def zero_grad_buffer(self) -> None:
         """Zero the gradients; called at the start of every step."""
         raise NotImplementedError

@@ -140,7 +140,9 @@ class TorchFSDP2(DataParallel):
             grad.mul_(factor)
 
     def start_param_gather(self) -> None:
-        """Free outdated weights that a forward pass without a backward pass has left gathered."""
+        self.end_evaluation()  # what is gathered is old
+
+    def end_evaluation(self) -> None:
         for part in self._parts:
             part.reshard()
 

@@ -75,12 +75,15 @@ def forward_passes(
 ) -> dict[str, torch.Tensor]:
     """Run the forward passes of this rank, without a pipeline or in one; returns its reports, name -> [sum, count]."""
     if isinstance(model.module, ModelChunks):
-        return forward_only(forward_step, data_iterator, model, num_microbatches)
-    sums = Sums(model.mesh.device)
-    for _ in range(num_microbatches):
-        output, summed = forward_step(data_iterator, model)
-        sums.add(*summed(output)[1:])
-    return sums.reports
+        reports = forward_only(forward_step, data_iterator, model, num_microbatches)
+    else:
+        sums = Sums(model.mesh.device)
+        for _ in range(num_microbatches):
+            output, summed = forward_step(data_iterator, model)
+            sums.add(*summed(output)[1:])
+        reports = sums.reports
+    model.end_evaluation()
+    return reports
 
 
 class Evaluation(Observer):
