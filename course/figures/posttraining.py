@@ -127,8 +127,10 @@ def curves(
                 axes.plot(range(len(values)) if xs is None else xs, values, style, label=name, linewidth=1.6)
             axes.set(xlabel=xlabel, ylabel=ylabel, yscale="log" if log else "linear")
             if len(panel) > 1:
-                below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.26)}  # a line may cross any place inside
-                axes.legend(fontsize=7.5, ncols=len(panel) if sum(map(len, panel)) < 32 else 1, frameon=False, **below)
+                columns = len(panel) if sum(map(len, panel)) < 32 else 1
+                axes.legend(  # below, for a line may cross any place inside
+                    loc="upper center", bbox_to_anchor=(0.5, -0.26), ncols=columns, fontsize=7.5, frameon=False
+                )
     return figure
 
 

@@ -392,4 +392,4 @@ def test_ranks_share_large_pages(nursery: Nursery) -> None:
     nursery.call(echo, [1], ENOUGH)
     sizes = Path(f"/proc/{nursery.warm_up().process.pid}/smaps_rollup").read_text()
     kib = {line.split(":")[0]: int(line.split()[1]) for line in sizes.splitlines()[1:]}
-    assert kib["AnonHugePages"] > kib["Anonymous"] // 4  # a machine that is short of whole pages gives fewer
+    assert kib["AnonHugePages"] > kib["Anonymous"] // 8  # a machine that is short of whole pages gives fewer
