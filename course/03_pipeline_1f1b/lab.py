@@ -855,11 +855,10 @@ check("graph_stage")
 # | `dist.irecv(x, source)` | posts a receive and returns a handle; after `handle.wait()` the message is in x |
 # | `dist.isend(out, to)` | begins to send and returns a handle; until `handle.wait()` returns, out must not change |
 #
-# - **Post ahead.** A message travels while its receiver computes only if its receive is posted by then. So post the
-#   receive of the next word *before* you begin the present one. Not many words ahead: each holds a buffer.
+# - **Post ahead.** A message travels while its receiver computes only if its receive is posted by then. But each
+#   that is posted holds a buffer.
 # - **Do not wait for a send at once.** Rank r sends forward while rank r+1 sends back; each would wait for the other to
-#   receive. But do not put off all waits to the end either, or m outputs are held. A good place: before the *next* send
-#   of the same kind.
+#   receive. But do not put off all waits to the end either, or m outputs are held.
 # - **Keep the order.** NCCL gives the k-th message between two ranks to the k-th receive, whatever it is for. (gloo has
 #   tags; a program that needs them works on CPUs only.) So receive in the order in which the sender sends. In the lists
 #   of this lab that is the order of the receiver's own list; on a V it is not, and the package asks the sender's list.

@@ -1166,10 +1166,9 @@ check("delayed_scaling")
 # further change.
 #
 # **Exercise.** The three products, each by `product`. `sx`, `sw` and `sdy` are states as above: use `.scale`, and call
-# `.note` with each tensor before it is scaled. Between forward and backward the scales may change: divide by those that
-# a tensor was cast with, and cast dy with the one that sdy has when dy comes. x, W and dy belong to the caller: leave
-# them as they are. Besides one FP8 copy of each keep nothing large: the check looks at all that lives after the forward
-# pass and did not live before.
+# `.note` with each tensor before it is scaled. Between forward and backward all three scales may change. x, W and dy
+# belong to the caller: leave them as they are. Besides one FP8 copy of each keep nothing large: the check looks at all
+# that lives after the forward pass and did not live before.
 
 # %%
 # %%exercise fp8_linear

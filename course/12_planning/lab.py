@@ -458,9 +458,9 @@ check("step_time")
 # A layout is seven numbers: (tp, cp, pp, v, ep, etp, micro), where micro are samples of a microbatch. dp is what is
 # left of the GPUs, gpus / (tp · cp · pp), and m what is left of the batch, batch / (dp · micro).
 #
-# Many layouts cannot run. These must be whole numbers: dp, and the dp of experts (part A); the
-# microbatches of a replica; the heads and the groups of a rank of tp; the layers of a chunk; the experts of a rank.
-# Chunks need a pipeline, and take the microbatches in groups of pp (lab 03). One chunk takes any number of them.
+# Many layouts cannot run: whatever is shared out among ranks, chunks or microbatches must come out whole (part A;
+# experts have a dp of their own). Chunks need a pipeline, and take the microbatches in groups of pp (lab 03). One chunk
+# takes any number of them.
 #
 # Others run, and are seldom the fastest. This search leaves them out:
 #

@@ -67,7 +67,7 @@ def test_a_product_takes_rows_that_lie_in_memory_whole():
     a, b = torch.randn(3, 5).to(torch.float8_e4m3fn), torch.randn(4, 5).to(torch.float8_e5m2)
     assert torch.allclose(product(a, b), a.float() @ b.float().T)
     for left, right, words in ((a.T, b, "no neighbours"), (a, b.T.contiguous(), "sums of 5 and 4"),
-                               (a.float(), b, r"a is float32 \[3, 5\]")):  # fmt: skip
+                               (a.float(), b, r"a is float32 \[3, 5\], and no matrix in FP8")):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             product(left, right)
 

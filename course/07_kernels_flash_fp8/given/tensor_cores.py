@@ -23,7 +23,10 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     for name, factor in (("a", a), ("b", b)):
         if factor.dtype not in FORMATS or factor.dim() != 2:
             shown = f"{str(factor.dtype).removeprefix('torch.')} {list(factor.shape)}"
-            raise ConfigError(f"{name} is {shown}", where="product", fix="a matrix of float8_e4m3fn or float8_e5m2")
+            raise ConfigError(
+                f"{name} is {shown}, and no matrix in FP8",
+                where="product", fix="a matrix of float8_e4m3fn or float8_e5m2",
+            )  # fmt: skip
         if not factor.is_contiguous():
             raise ConfigError(
                 f"{name} {list(factor.shape)} has strides {factor.stride()}: the numbers of a sum are no neighbours",
