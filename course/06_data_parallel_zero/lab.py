@@ -717,8 +717,8 @@ def some_ids(rank, number, rows=B):
     return torch.stack(ids, 1)
 
 
-def one_step(mesh, ddp, optimizer, number, microbatches=1, rows=B, part=lambda name: contextlib.nullcontext()):
-    """The mean loss of all ranks; `part(name)` is around a part of the step."""
+def one_step(mesh, ddp, optimizer, number, microbatches=1, rows=B):
+    """The mean loss of all ranks."""
     ddp.zero_grad_buffer()
     total = torch.zeros(())
     for i in range(microbatches):
@@ -728,8 +728,7 @@ def one_step(mesh, ddp, optimizer, number, microbatches=1, rows=B, part=lambda n
             with ddp.backward_pass():
                 loss.backward()
         total += loss.detach()
-    with part("the sum of gradients"):
-        tokens = finalize_model_grads(ddp, mesh, torch.tensor(float(microbatches * rows * S)))
+    tokens = finalize_model_grads(ddp, mesh, torch.tensor(float(microbatches * rows * S)))
     optimizer.step()
     return (all_reduce(total, mesh.dp) / tokens).item()
 
@@ -780,7 +779,7 @@ for name, switch in RUNS.items():
     held = {**ddp.held(), **optimizer.held()}
     if rank == 0:
         with Tracker(held) as tracker:
-            one_step(mesh, ddp, optimizer, 0, 4, part=tracker.phase)
+            one_step(mesh, ddp, optimizer, 0, 4)
     else:
         one_step(mesh, ddp, optimizer, 0, 4)
     samples = [(s.seconds, dict(s.owners), s.where) for s in tracker.samples] if rank == 0 else []
@@ -834,18 +833,16 @@ runs = {name: [Sample(*sample) for sample in samples] for name, (_, samples) in 
 display(curves(runs, title="One step of four microbatches, rank 0"))
 for name, samples in runs.items():
     last, top = sum(memories[0][1][name][0].values()), max(samples, key=lambda sample: sample.total)
-    where = top.where or "a microbatch"
-    print(f"{name:7}   peak {(top.total - last) / 2**20:3.1f} MiB above what lasts, in {where}")
+    print(f"{name:7}   peak {(top.total - last) / 2**20:3.1f} MiB above what lasts")
 
 # %% [markdown]
-# In stages 0 and 1 the peak is the spike near the end, *workspace* again: the moment in which gradients are summed.
-# Here ranks of one machine share memory. In the all-reduce of stage 0 a rank has the gradients of the three others
-# before it, whole, and adds them up. The reduce-scatter of stage 1 needs its own quarter of each, so the spike is a
-# quarter as high. (Rings on GPUs need buffers of some MiB, whatever the size of the gradient.)
+# The peak is in a microbatch, in every stage. The sum of gradients at the end takes nothing from a rank's own memory:
+# ranks of one machine read each other's gradients where they lie, in memory that belongs to the network. (So do NCCL's
+# rings on GPUs; their buffers are some MiB, whatever the size of the gradient.)
 #
-# In stages 2 and 3 buckets are summed one by one, and the peak is in a microbatch. Part of it is shared out in no
-# stage: activations, a bucket or two, and in stage 3 the weights that are whole for a while, of two layers, the
-# embedding and the output layer. So from stage 2 to stage 3 the peak falls by a smaller part than what lasts.
+# Part of the peak is shared out in no stage: activations, in stages 2 and 3 a bucket or two, for buckets are summed one
+# by one, and in stage 3 the weights that are whole for a while, of two layers, the embedding and the output layer. So
+# from stage 2 to stage 3 the peak falls by a smaller part than what lasts.
 #
 # ### Bytes on the wire
 #
