@@ -74,6 +74,7 @@ def test_both_contenders_train_the_same_model():
     contenders.hugging_face_step(work)()
 
 
+@pytest.mark.thorough
 def test_the_ring_benchmark_runs(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["ring", "--smoke"])
     ring.main()
@@ -93,6 +94,7 @@ def test_the_bubble_of_every_schedule_is_measured_beside_its_prediction(capsys, 
     assert all(float(line[8]) > 0 for line in lines), "idle time cannot be negative: sleeps are never too short"
 
 
+@pytest.mark.thorough
 def test_overlap_is_measured_on_a_network_that_takes_its_time(capsys, monkeypatch):
     """24 ms of work; a reduce-scatter or an all-gather of 4.8 ms; ZeRO-3 gathers its layers, 8/9 of it, once more."""
     monkeypatch.setattr("sys.argv", ["overlap", "--smoke", "--link", "0.2"])
@@ -135,7 +137,7 @@ def test_checkpoints_are_compared_with_torchs_own(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["sft", "grpo"])
+@pytest.mark.parametrize("name", ["sft", pytest.param("grpo", marks=pytest.mark.thorough)])
 def test_our_side_of_the_comparison_with_trl_trains_the_lines_that_both_have(name, tmp_path):
     posttraining.prepare(tmp_path, posttraining.SMALL)
     clock = posttraining.COMPARISONS[name][0](tmp_path, posttraining.SMALL)

@@ -73,7 +73,7 @@ def train(rank: int, world: int, layout: dict[str, Any]) -> dict[str, Any]:
         return {"trace": trace, "last": {n: [v.double().norm().item(), probe(n, v)] for n, v in held.items()}}
 
 
-@pytest.mark.parametrize("strategy", mostly_thorough(STRATEGIES, [1, -1], [1]))
+@pytest.mark.parametrize("strategy", mostly_thorough(STRATEGIES, [1]))
 def test_twenty_steps_are_megatrons(ranks: Any, strategy: str) -> None:
     first, second = ranks(2).run(train, STRATEGIES[strategy], timeout=120)
     assert first == second, "both ranks must hold the same bits"

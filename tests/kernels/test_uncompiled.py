@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.thorough import SLOW
+from tests.thorough import THOROUGH
 
 SCRIPT = """
 import sys, torch
@@ -26,7 +26,7 @@ f(x, w).backward()
 """
 
 
-@SLOW
+@THOROUGH
 def test_the_compiler_is_imported_when_something_is_compiled_and_not_before():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ SAME = [
 
 # In the background: main parameters and FSDP2, whose memory the next passes change.
 CASES = [(*case, background) for background in ("", "--async-save") for case in SAME]
-ORDINARY = [0, 3, 4, *(len(SAME) + i for i in (2, 6))]
+ORDINARY = [0, 4, *(len(SAME) + i for i in (2, 6))]
 
 
 @pytest.mark.parametrize(("world", "layout", "background"), mostly_thorough(CASES, ORDINARY, [0]))

@@ -18,7 +18,7 @@ from minimegatron.training.reports import StepReport
 from minimegatron.training.step import forward_step
 from minimegatron.training.trainer import Trainer
 from tests.mock_data import small_trainer
-from tests.thorough import SLOW, mostly_thorough
+from tests.thorough import THOROUGH
 
 TINY = "--seq-length 16 --hidden-size 32 --num-attention-heads 2 --lr 1e-2 --vocab-size 64 "
 TINY += "--make-vocab-size-divisible-by 8"
@@ -64,8 +64,8 @@ LAYOUTS = [
 ]
 
 
-@SLOW
-@pytest.mark.parametrize("layout", mostly_thorough(LAYOUTS, [3]))
+@THOROUGH
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_real_text_gives_one_curve_in_every_layout(ranks, corpus, layout):
     line = (
         f"{corpus} --vocab-size 512 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --swiglu "
