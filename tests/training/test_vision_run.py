@@ -6,7 +6,7 @@ import pytest
 
 from tests.posttraining.test_tasks import near
 from tests.posttraining.test_vlm import CLIP, MODEL, curve
-from tests.thorough import mostly_thorough
+from tests.thorough import SLOW, mostly_thorough
 
 LAYOUTS = [
     (2, "--tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 4"),
@@ -16,6 +16,7 @@ LAYOUTS = [
 ]
 
 
+@SLOW
 @pytest.mark.parametrize("model", mostly_thorough([MODEL, CLIP], [0]), ids=["qwen", "clip"])
 def test_a_run_goes_on_in_other_layouts(ranks, tmp_path, model):
     """A step in each, the curve of one rank; that no element takes another's place: `test_reshard`."""
