@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from tests.models.in_fp64 import in_fp64
 from tests.models.test_vision import (
     TOKEN,
     WORD,
+    Theirs,
     a_picture,
     assert_every_key_means_the_same,
     in_ours,
@@ -59,50 +60,41 @@ def texts(config: Any) -> list[list[Seen]]:
     return rows
 
 
-class Theirs(NamedTuple):
-    """A model of transformers in fp64 with its logits and the gradients of a masked loss."""
+@functools.cache
+def llava() -> Theirs:
+    """A tiny one."""
+    from transformers import LlavaConfig
 
-    config: dict[str, Any]
-    state: dict[str, torch.Tensor]
-    batch: dict[str, torch.Tensor]
-    logits: torch.Tensor
-    grads: dict[str, torch.Tensor]
-
-    @classmethod
-    @functools.cache
-    def of(cls) -> Theirs:
-        from transformers import LlavaConfig
-
-        torch.manual_seed(0)
-        config = LlavaConfig(text_config=TEXT, vision_config=VISION, image_token_index=TOKEN)
-        for part in (config, config.text_config, config.vision_config):
-            part._attn_implementation = "eager"
-        twin, parts = in_fp64("llava"), {"llama": in_fp64("llama").LlamaModel}
-        parts["clip_vision_model"] = in_fp64("clip").CLIPVisionModel
-        twin.AutoModel = SimpleNamespace(from_config=lambda part: parts[part.model_type](part))
-        model = twin.LlavaForConditionalGeneration(config).double().eval()
-        with torch.no_grad():
-            for param in model.parameters():
-                param.add_(0.1 * torch.randn_like(param))
-        ours = config_from_huggingface(config.to_dict())[1]
-        model.model.language_model.rotary_emb.inv_freq = inverse_frequencies(ours).double()  # rounded to fp32 in both
-        rows = texts(ours)
-        tokens = torch.stack([row[0].ids for row in rows])
-        patches = torch.stack([found for row in rows for found, _ in row[0].pictures])
-        pixels = patches.view(-1, 3, 3, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 12, 12)
-        generator = torch.Generator().manual_seed(1)
-        labels = torch.randint(0, WORD, tokens.shape, generator=generator)
-        mask = (torch.rand(tokens.shape, generator=generator) < torch.tensor([[0.3], [0.8]])).double()
-        logits = model(tokens, pixel_values=pixels.double()).logits
-        losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-        (losses * mask).sum().backward()
-        grads = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
-        batch = {"tokens": tokens, "labels": labels, "loss_mask": mask, **picture_inputs(rows, ours)}
-        return cls(config.to_dict(), model.state_dict(), batch, logits.detach(), grads)
+    torch.manual_seed(0)
+    config = LlavaConfig(text_config=TEXT, vision_config=VISION, image_token_index=TOKEN)
+    for part in (config, config.text_config, config.vision_config):
+        part._attn_implementation = "eager"
+    twin, parts = in_fp64("llava"), {"llama": in_fp64("llama").LlamaModel}
+    parts["clip_vision_model"] = in_fp64("clip").CLIPVisionModel
+    twin.AutoModel = SimpleNamespace(from_config=lambda part: parts[part.model_type](part))
+    model = twin.LlavaForConditionalGeneration(config).double().eval()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.1 * torch.randn_like(param))
+    ours = config_from_huggingface(config.to_dict())[1]
+    model.model.language_model.rotary_emb.inv_freq = inverse_frequencies(ours).double()  # rounded to fp32 in both
+    rows = texts(ours)
+    tokens = torch.stack([row[0].ids for row in rows])
+    patches = torch.stack([found for row in rows for found, _ in row[0].pictures])
+    pixels = patches.view(-1, 3, 3, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 12, 12)
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, WORD, tokens.shape, generator=generator)
+    mask = (torch.rand(tokens.shape, generator=generator) < torch.tensor([[0.3], [0.8]])).double()
+    logits = model(tokens, pixel_values=pixels.double()).logits
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    (losses * mask).sum().backward()
+    grads = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+    batch = {"tokens": tokens, "labels": labels, "loss_mask": mask, **picture_inputs(rows, ours)}
+    return Theirs(config.to_dict(), model.state_dict(), batch, logits.detach(), grads)
 
 
 def test_logits_and_every_gradient_are_theirs():
-    theirs = Theirs.of()
+    theirs = llava()
     config, ours = ours_from(theirs)
     batch = {**theirs.batch, "pixels": theirs.batch["pixels"].double()}
     assert batch["position_ids"].shape == batch["tokens"].shape and config.vision_num_layers == 2
@@ -123,7 +115,7 @@ def test_logits_and_every_gradient_are_theirs():
 def test_pictures_are_those_of_their_processor():
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    _, config = config_from_huggingface(Theirs.of().config)
+    _, config = config_from_huggingface(llava().config)
     processor = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
     for height, width in ((12, 12), (20, 33), (47, 12), (9, 7)):
         picture = a_picture(height, width, height)
@@ -135,7 +127,7 @@ def test_pictures_are_those_of_their_processor():
 
 
 def test_a_picture_of_another_size_is_refused():
-    _, config = config_from_huggingface(Theirs.of().config)
+    _, config = config_from_huggingface(llava().config)
     for shape in ((12, 16, 3), (16, 16, 3)):
         with pytest.raises(DataError, match="the encoder sees 12 x 12 pixels"):
             patches_of(np.zeros(shape, dtype=np.uint8), config)
@@ -145,7 +137,7 @@ def test_a_picture_of_another_size_is_refused():
 def test_weights_and_config_go_both_ways(tmp_path, tied):
     from transformers import LlavaConfig, LlavaForConditionalGeneration
 
-    keys = {**Theirs.of().config, "tie_word_embeddings": tied}
+    keys = {**llava().config, "tie_word_embeddings": tied}
     family, config = config_from_huggingface(keys)
     torch.manual_seed(0)
     model = LlavaForConditionalGeneration(LlavaConfig.from_dict(keys)).eval()
@@ -178,13 +170,13 @@ def test_weights_and_config_go_both_ways(tmp_path, tied):
     unread = ("encoder.layers.2.", "post_layernorm.")  # behind the layer whose output is used
     for name, tensor in loaded.state_dict().items():
         assert any(part in name for part in unread) or torch.equal(tensor, model.state_dict()[name]), name
-    tokens, pixels = Theirs.of().batch["tokens"][:1], torch.randn(2, 3, 12, 12)
+    tokens, pixels = llava().batch["tokens"][:1], torch.randn(2, 3, 12, 12)
     with torch.no_grad():
         assert torch.equal(loaded(tokens, pixel_values=pixels).logits, model(tokens, pixel_values=pixels).logits)
 
 
 def test_a_tensor_of_a_layer_that_is_computed_is_not_left_out():
-    theirs, (family, config) = Theirs.of(), config_from_huggingface(Theirs.of().config)
+    theirs, (family, config) = llava(), config_from_huggingface(llava().config)
     state = {name: tensor.float() for name, tensor in theirs.state.items()}
     for name in ("model.vision_tower.encoder.layers.1.mlp.fc3.weight", "model.vision_tower.something"):
         with pytest.raises(CheckpointError, match=name.rsplit(".", 2)[-1]):
@@ -194,7 +186,7 @@ def test_a_tensor_of_a_layer_that_is_computed_is_not_left_out():
 def test_every_key_means_what_it_means_to_transformers():
     from transformers import LlavaConfig
 
-    whole = Theirs.of().config
+    whole = llava().config
     others: dict[str, Any] = {"hidden_act": "gelu", "vision_feature_layer": 1, "projector_hidden_act": "relu"}
     others |= {"vision_feature_select_strategy": "full", "multimodal_projector_bias": False}
     others |= {"rope_parameters": {"rope_type": "linear", "rope_theta": 70.0, "factor": 2.0}}
@@ -241,13 +233,13 @@ def test_what_a_config_says_otherwise_is_refused(change, message):
     ],
 )
 def test_what_does_not_fit_together_is_refused(change, message):
-    _, config = config_from_huggingface(Theirs.of().config)
+    _, config = config_from_huggingface(llava().config)
     with pytest.raises(ConfigError, match=message):
         config.replace(**change)
 
 
 def test_the_other_family_does_not_describe_it():
-    _, config = config_from_huggingface(Theirs.of().config)
+    _, config = config_from_huggingface(llava().config)
     assert config_to_huggingface(config)[0] == "llava"
     with pytest.raises(ConfigError, match="cannot say"):
         config_to_huggingface(config, "qwen2_5_vl")
