@@ -430,11 +430,11 @@ check("split_stage")
 #
 # Where do the W go? In 1F1B the last rank is the first that can go back, and it finishes early. If it puts its W aside,
 # it can go back faster, the gradients reach the other ranks sooner, and its W fill the time at the end. But an
-# activation is kept until its W is done, so memory says how many W a rank may put aside. Leave the F and B of your 1F1B
-# where they are, and let no rank keep more than p activations, as many as rank 0 of 1F1B does. (Qi et al., *Zero Bubble
-# Pipeline Parallelism*, arXiv 2401.10241.)
+# activation is kept until its W is done, so memory says how many W a rank may put aside: no rank is to keep more than p
+# activations, as many as rank 0 of 1F1B does. (Qi et al., *Zero Bubble Pipeline Parallelism*, arXiv 2401.10241.)
 #
-# By hand: rank 1 of p = 2, with m = 3, has no warm-up. Its list is F0 B0, F1 B1 W0, F2 B2 W1, and W2 at the end.
+# By hand: rank 0 of p = 2 keeps 2 activations when it first goes back, so it can put no W aside. With m = 3 its list is
+# F0, F1 B0 W0, F2 B1 W1, B2 W2. Rank 1 can.
 #
 # **Exercise.** The list of one rank, with every backward divided. For m of at least p the bubble is a third of that of
 # 1F1B. You may build on your own list: `from exercises.one_f_one_b import one_f_one_b` makes it available.
@@ -464,7 +464,8 @@ check("zb_h1")
 display(draw("Your ZB-H1: p=4, m=8", [zb_h1(rank, 4, 8) for rank in range(4)]))
 
 # %% [markdown]
-# Why does rank r's W come r microbatches late? Because 1F1B keeps p-r there and p are allowed: r may wait.
+# <details><summary>How many W can rank r put aside, and why?</summary>r: 1F1B keeps p-r activations there, and p are
+# allowed.</details>
 #
 # Where F, B and W take equally long, the bubble is a third of that of 1F1B, and no rank keeps more whole activations
 # than rank 0 did. (After B a real layer may let go of what its W does not need, so a waiting W costs less than that.)
@@ -488,18 +489,23 @@ for name, v, function in (("1f1b", 1, one_f_one_b), ("zb_h1", 1, zb_h1), ("inter
 # ### A list of your own
 #
 # Can you have both, more speed and no more memory? Take p = 4 and m = 8. F and B of a whole rank take 1, W takes 1/2,
-# and messages are free. ZB-H1 takes 24.5 steps and keeps 4 activations. Interleaved 1F1B with two chunks takes 23.75
-# and keeps 5.5.
+# and messages are free.
 #
-# **Exercise.** Four lists that take less than 24.5 steps, and keep at most 4 activations on every rank. How you divide
-# is up to you: whole backwards or halves; one chunk, two or more. (A chunk takes 1/v of the time and counts 1/v of an
-# activation. Chunks lie round robin; where two run only on a V, as in the picture of placements, or are faster there,
-# we take the V.) Write them by hand, or let your function search. The check says time and memory of each attempt.
+# | lists | steps | activations kept |
+# |---|---|---|
+# | ZB-H1 | 24.5 | 4 |
+# | interleaved, two chunks | 23.75 | 5.5 |
+# | the same, warm-up with factor 1 | 23.75 | 4 |
+#
+# **Exercise.** Four lists that take fewer than 23 steps, and keep at most 4 activations on every rank. A rank has two
+# layers, so one chunk or two; whole backwards or halves, as you like. One of two chunks takes half the time and counts
+# half an activation. Two chunks lie round robin or on a V, as in the picture of placements: your lists run on the one
+# where they are faster. Write them by hand, or let your function search. The check says what stands in the way.
 
 # %%
 # %%exercise beat_zb_h1
 def beat_zb_h1() -> list[list[str]]:
-    """The lists of 4 ranks, for 8 microbatches: faster than ZB-H1, within 4 activations."""
+    """The lists of 4 ranks, for 8 microbatches: fewer than 23 steps, within 4 activations."""
     ### BEGIN SOLUTION
     p, m, v = 4, 8, 2
     took = {"F": 1 / v, "B": 1 / v, "W": 1 / 2 / v}
@@ -543,7 +549,8 @@ display(draw_schedule(plan.events(), live_activations(schedule), schedule.name))
 # %% [markdown]
 # With one chunk a rank nobody can do it. Rank 3 begins at 3. Before its last F it must have done four W, or it would
 # keep more than 4. So its last B ends at 3 + 8 + 8 + 2 = 21 at the earliest; three more B and rank 0's last W end at
-# 24.5. Two chunks win twice: work begins sooner on the last rank, and what waits is half as large.
+# 24.5. Two chunks win twice: work begins sooner on the last rank, and what waits is half as large. Then rank 3 begins
+# at 1.5 and works 20 steps, so no lists take less than 21.5. ZB-V, which comes next, takes 21.5 here and keeps 4.
 #
 # ### Stages on a V
 #
@@ -856,7 +863,7 @@ check("graph_stage")
 # | `dist.isend(out, to)` | begins to send and returns a handle; until `handle.wait()` returns, out must not change |
 #
 # - **Post ahead.** A message travels while its receiver computes only if its receive is posted by then. But each
-#   that is posted holds a buffer.
+#   posted receive holds a buffer.
 # - **Do not wait for a send at once.** Rank r sends forward while rank r+1 sends back; each would wait for the other to
 #   receive. But do not put off all waits to the end either, or m outputs are held.
 # - **Keep the order.** NCCL gives the k-th message between two ranks to the k-th receive, whatever it is for. (gloo has

@@ -92,6 +92,34 @@ def test_the_row_about_activations_says_nothing_about_steps(nursery: Nursery) ->
     assert "counts only for a list as fast as the row above asks" in memory.note
 
 
+@pytest.mark.parametrize("p", range(1, 9))
+def test_no_w_is_in_the_way_of_lists_that_are_as_fast_as_asked(p: int) -> None:
+    for m in (p, p + 1, 2 * p, 3 * p):
+        assert SCHEDULES._in_the_way(simulate(schedules.zb_h1(p, m))) == ""
+        assert SCHEDULES._in_the_way(simulate(schedules.one_f_one_b(p, m))) == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        # every W at once: rank 1's W0 makes B1 late, with B0, W0, F1 and B1 in one piece
+        (["F0 F1 B0 W0 B1 W1", "F0 B0 W0 F1 B1 W1"],
+         "rank 0 waits from step 5 to 6 for the input of B1: rank 1 has done W0 first"),
+        # every W at the end
+        (["F0 F1 B0 B1 W0 W1", "F0 B0 F1 B1 W0 W1"],
+         "rank 0 waits from step 4 to 5 for the input of B1: rank 0 has W0 left to do"),
+        # both
+        (["F0 F1 B0 B1 W0 W1", "F0 B0 W0 F1 B1 W1"],
+         "rank 0 waits from step 4 to 6 for the input of B1: rank 1 has done W0 first, and rank 0 has W0 left to do"),
+        # rank 1 has done W0 too, but then waits for F1: its W0 makes nothing late
+        (["F0 B0 F1 B1 W0 W1", "F0 B0 W0 F1 B1 W1"],
+         "rank 0 waits from step 5 to 7 for the input of B1: rank 0 has W0 left to do"),
+    ],
+)  # fmt: skip
+def test_a_slow_list_is_told_which_w_is_in_the_way(rows: list[str], why: str) -> None:
+    assert SCHEDULES._in_the_way(simulate(schedules.schedule_from_text("x", rows))) == f". For example, {why}"
+
+
 def test_a_stage_that_keeps_a_microbatch_is_told_so_at_once(nursery: Nursery) -> None:
     never = LAB.solutions["split_stage"].replace(".pop(microbatch)", "[microbatch]")
     verdict = LAB.check(nursery, "split_stage", never)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minimegatron.parallel.pipeline.actions import Schedule
+from minimegatron.parallel.pipeline.actions import Action, Schedule
 from minimegatron.parallel.pipeline.schedule_sim import Costs, Simulation, peak_live, simulate
 from minimegatron.parallel.pipeline.schedules import alternate, build_schedule, interleaved_table, interleaved_warmup
 
@@ -54,7 +55,7 @@ def _numbers() -> list[str]:
     a, b, c, d = (
         words("1f1b", 4, 3, 2),
         words("interleaved", 2, 4, 1),
-        words("zb_h1", 2, 3, 1),
+        words("zb_h1", 2, 3, 0),
         interleaved_table(4, 2, 2),
     )
     graph = EXECUTOR._graph(**EXECUTOR._HAND)
@@ -79,7 +80,9 @@ def _numbers() -> list[str]:
         f"{one.peak_live[0]} whole",
         f"y = ({y:.3f}, {y:.3f}), dz = ({1 - y * y:.2f}, {1 - y * y:.2f})",
         f"So B returns dx = ({1 - y * y:.2f}, {1 - y * y:.2f}), and W adds {1 - y * y:.2f} to each of the four entries",
-        f"Its list is {c[0]} {c[1]}, {c[2]} {c[3]} {c[4]}, {c[5]} {c[6]} {c[7]}, and {c[8]} at the end.",
+        f"rank 0 of p = 2 keeps {peak_live(build_schedule('1f1b', 2, 3))[0]} activations when it first goes back, so "
+        f"it can put no W aside. With m = 3 its list is {c[0]}, {c[1]} {c[2]} {c[3]}, {c[4]} {c[5]} {c[6]}, {c[7]} "
+        f"{c[8]}.",
         f"then both return ({tied[0][0]}, {tied[0][1]})",
         f"The answer is {str(EXECUTOR.crossed(**EXECUTOR._SHORT)).replace(chr(39), chr(34))}.",
         "rank 1 sends the results of F0.0, B0.1, F1.0 and B0.0 to rank 0, which posts for F0.1, F1.1, B0.1 and B0.0.",
@@ -260,11 +263,47 @@ def test_zb_h1_cannot_be_beaten_with_one_chunk_a_rank() -> None:
     zb, inter = build_schedule("zb_h1", 4, 8), build_schedule("interleaved", 4, 8, 2)
     assert simulate(zb, half).makespan == Fraction(49, 2) and max(peak_live(zb)) == 4
     assert simulate(inter, half.divided(2)).makespan == Fraction(95, 4) and max(peak_live(inter)) == 11
-    assert "ZB-H1 takes 24.5 steps and keeps 4 activations." in LAB
-    assert "Interleaved 1F1B with two chunks takes 23.75 and keeps 5.5." in LAB
+    assert "| ZB-H1 | 24.5 | 4 | | interleaved, two chunks | 23.75 | 5.5 |" in LAB
     last = 3 + 8 + 8 + 4 * Fraction(1, 2)  # F and B of rank 3, and the W that make room for its last F
     assert last == 21 and last + 3 + Fraction(1, 2) == Fraction(49, 2)
     assert "ends at 3 + 8 + 8 + 2 = 21 at the earliest; three more B and rank 0's last W end at 24.5." in LAB
+
+
+def short_warm_up(aside: Callable[[int], int] | None) -> Schedule:
+    """Interleaved lists of 4 ranks and 8 microbatches with factor 1, whole or with W put aside by rank."""
+    table = interleaved_table(8, 2, 4)
+    back = [(i, 1 - c) for i, c in table]
+    rows = []
+    for rank in range(4):
+        whole = alternate(table, back, 3 - rank + 4)
+        if aside is None:
+            rows.append(whole)
+            continue
+        row, late = list[Action](), list[Action]()
+        for action in whole:
+            row.append(action)
+            late += [Action("W", action.microbatch, action.chunk)] * (action.kind == "B")
+            if len(late) > aside(rank):
+                row.append(late.pop(0))
+        rows.append((*row, *late))
+    return Schedule("short", tuple(rows), build_schedule("interleaved", 4, 8, 2).placement)
+
+
+def test_fewer_than_23_steps_need_two_chunks_halves_and_w_put_aside() -> None:
+    def costs(schedule: Schedule) -> tuple[Fraction, float]:
+        takes = simulate(schedule, Costs(backward_weight=Fraction(1, 2)).divided(2)).makespan
+        return Fraction(takes), max(peak_live(schedule)) / 2
+
+    assert costs(short_warm_up(None)) == (Fraction(95, 4), 4)
+    assert "| the same, warm-up with factor 1 | 23.75 | 4 |" in LAB
+    assert costs(short_warm_up(lambda rank: 0)) == (SCHEDULES._STEPS, 4)
+    assert costs(short_warm_up(lambda rank: rank)) == (Fraction(89, 4), 4)
+    assert "That takes 22.25 steps." in SCHEDULES.BEAT.hint
+    assert peak_live(short_warm_up(None)) == [8 - rank for rank in range(4)] and "keeps 8 - r" in SCHEDULES.BEAT.idea
+    assert f"Four lists that take fewer than {SCHEDULES._STEPS} steps, and keep at most 4" in LAB
+    assert costs(build_schedule("zb_v", 4, 8)) == (Fraction(43, 2), 4) and Fraction(3, 2) + 20 == Fraction(43, 2)
+    assert "rank 3 begins at 1.5 and works 20 steps, so no lists take less than 21.5." in LAB
+    assert "ZB-V, which comes next, takes 21.5 here and keeps 4." in LAB
 
 
 def test_a_head_of_128_k_words_is_worth_two_layers_and_sets_the_pace() -> None:

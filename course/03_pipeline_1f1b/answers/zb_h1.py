@@ -101,3 +101,35 @@ def zb_h1(rank, p, m):
         waiting += [i] * (kind == "B")
         words.append(f"{kind}{i}")
     return words + [f"W{i}" for i in waiting]
+
+
+# %% wrong: only the last rank puts W aside
+# told: rank 2 waits from step 6 to 7 for the input of F2: rank 1 has done W0 first
+from exercises.one_f_one_b import one_f_one_b
+
+
+def zb_h1(rank, p, m):
+    words, waiting = [], []
+    for word in one_f_one_b(rank, p, m):
+        words.append(word)
+        if word[0] == "B":
+            waiting.append(word[1:])
+            if rank < p - 1 or len(waiting) == p:
+                words.append(f"W{waiting.pop(0)}")
+    return words + [f"W{i}" for i in waiting]
+
+
+# %% wrong: every rank but the first puts one W aside
+# told: rank 1 waits from step 8 to 9 for the input of B2: rank 2 has done W0 first, and rank 1 has W1 left to do
+from exercises.one_f_one_b import one_f_one_b
+
+
+def zb_h1(rank, p, m):
+    words, waiting = [], []
+    for word in one_f_one_b(rank, p, m):
+        words.append(word)
+        if word[0] == "B":
+            waiting.append(word[1:])
+            if len(waiting) > (rank > 0):
+                words.append(f"W{waiting.pop(0)}")
+    return words + [f"W{i}" for i in waiting]
