@@ -11,6 +11,7 @@ WRONG = [
     Edit("if came != wanted:", "if came[0] != wanted[0]:", mistake="Only receives that got the other *kind* are listed here. A gradient of another microbatch is as wrong."),
     Edit("(1 if kind == \"F\" else -1)", "1", mistake="A gradient goes to the stage *before*; here all messages go on to the next stage."),
     Edit("(1 - rank)", "rank", mistake="The words in `sent` are the other rank's, and so are its chunks; here they count as this rank's."),
+    Edit("(1 - rank)", "1", mistake="This is right for what rank 0 receives. For rank 1 the words in `sent` are those of rank 0, which has the even stages."),
     Edit("found = []", "found, sent = [], sorted(sent)", told="got"),
     Edit('*map(int, word[1:].split("."))', "int(word[1]), int(word[3])", told="invalid literal"),
 ]
