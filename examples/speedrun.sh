@@ -5,7 +5,9 @@
 #   examples/speedrun.sh                 everything, in runs/speedrun; what is done is not done again
 #   examples/speedrun.sh runs/mine       in another folder
 #   QUICK=1 examples/speedrun.sh runs/quick   to a model that has learned little: 3 minutes of an AMD with AVX-512
-#   GPU=1 examples/speedrun.sh           on a node with NVIDIA GPUs: 124 M parameters, 2.6 billion tokens of FineWeb-Edu (not tried yet)
+#   GPU=1 examples/speedrun.sh           on a node with NVIDIA GPUs: 124 M parameters, 2.6 billion tokens of FineWeb-Edu
+#   GPU=1 QUICK=1 examples/speedrun.sh runs/quick   the GPU form with the text and sizes of QUICK=1: try it first
+# The GPU form has run on simulated devices only (tests/rehearsal), not on a GPU yet.
 #
 # Stages: text, tokenizer, tokens, pretrain, evaluate, chat (supervised fine-tuning), evaluate-chat, samples, report.
 # Stop it whenever you like: the same line goes on where it was, also in the middle of a training.
@@ -25,17 +27,22 @@ mkdir -p "$RUN"
 BLOCK=(--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --hidden-dropout 0
     --attention-dropout 0 --weight-decay 0.1 --clip-grad 1.0 --adam-beta2 0.95)
 if [ -n "${GPU:-}" ]; then
+    NPROC=${NPROC:-$(nvidia-smi -L | wc -l)}
+    BLOCK+=(--bf16 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather)
+fi
+NPROC=${NPROC:-2}
+if [ -n "${GPU:-}" ] && [ -z "${QUICK:-}" ]; then
     CORPUS=${CORPUS:-hf:HuggingFaceFW/fineweb-edu/sample-10BT} MEGABYTES=12000 VOCABULARY=32768
-    NPROC=${NPROC:-$(nvidia-smi -L | wc -l)} LENGTH=1024 ITERATIONS=5000 CHAT_ITERATIONS=400 CHAT_RATE=1e-3
-    MODEL=(--num-layers 12 --hidden-size 768 --num-attention-heads 12 --ffn-hidden-size 2048 --bf16
-        --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather)
+    LENGTH=1024 ITERATIONS=5000 CHAT_ITERATIONS=400 CHAT_RATE=1e-3
+    MODEL=(--num-layers 12 --hidden-size 768 --num-attention-heads 12 --ffn-hidden-size 2048)
     BATCH=(--micro-batch-size 16 --global-batch-size 512 --lr 1e-3 --min-lr 1e-4) CHAT_BATCH=64
 else
     CORPUS=${CORPUS:-stdlib} MEGABYTES=20 VOCABULARY=4096
-    NPROC=${NPROC:-2} LENGTH=256 ITERATIONS=${ITERATIONS:-${QUICK:+60}} CHAT_ITERATIONS=${QUICK:+60} CHAT_RATE=${QUICK:+3e-3}
+    LENGTH=256 ITERATIONS=${ITERATIONS:-${QUICK:+60}} CHAT_ITERATIONS=${CHAT_ITERATIONS:-${QUICK:+60}} CHAT_RATE=${QUICK:+3e-3}
     ITERATIONS=${ITERATIONS:-600} CHAT_ITERATIONS=${CHAT_ITERATIONS:-200} CHAT_RATE=${CHAT_RATE:-1e-3}
     MODEL=(--num-layers 6 --hidden-size 192 --num-attention-heads 6 --ffn-hidden-size 512)
-    BATCH=(--micro-batch-size 8 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4) CHAT_BATCH=16
+    CHAT_BATCH=$((NPROC > 2 ? 8 * NPROC : 16))
+    BATCH=(--micro-batch-size 8 --global-batch-size "$CHAT_BATCH" --lr 3e-3 --min-lr 3e-4)
 fi
 begun="CORPUS=$CORPUS, $VOCABULARY ids, $ITERATIONS and $CHAT_ITERATIONS steps"
 if [ -f "$RUN/begun" ] && [ "$(cat "$RUN/begun")" != "$begun" ]; then

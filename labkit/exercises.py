@@ -254,11 +254,6 @@ class Exercise:
         return sum(case.points for case in self.cases)
 
     @property
-    def listed(self) -> str:
-        """The rows of its table, as a list."""
-        return "\n".join(f"- {case.what}" for case in self.cases)
-
-    @property
     def groups(self) -> list[tuple[str, bool, Split | None]]:
         """(name of the input, whether it is an `Axis`, split) of each group that the judge makes."""
         named = [(self.group, False), (self.axis, True)]

@@ -5,15 +5,17 @@
 | prose cells of `course/NN_name/lab.py`  | `course/NN_name/zh.md`, `cell ID`          |
 | `idea` and `hint` of an exercise        | the same file, `idea NAME`, `hint NAME`    |
 | the cases of its check, as a list       | the same file, `cases NAME`                |
+| what is told about mistakes, as a list  | the same file, `mistakes NAME`             |
 | what is guessed, units of what it is    | the same file, `guess NAME`, `guessed UNIT`|
 | questions of `course/quiz.py` (`cards`) | `course/quiz.zh.md`, `can`, `question NAME`|
 | words of the machinery (`said`)         | `labkit/said.zh.md`, `word NAME`           |
 | sections of `README.md`                 | `README.zh.md`, `section ID`               |
 
 A piece is lacking or outdated by the digest in its mark (`minimegatron/commands/prose`). Beside that a machine can
-compare what no language changes: numbers, code, formulas, addresses of links, the shape of tables and headings. Words
-of the field are in `course/terms.zh.md`, each with translations that must not be used. `--todo` prints the English of
-what is lacking or outdated, under the mark that its translation needs.
+compare what no language changes: numbers, code, formulas, addresses of links, the shape of tables and headings. A
+list is compared line by line: a translated line stands for the English one at its place, and is not wrapped. Words of
+the field are in `course/terms.zh.md`, each with translations that must not be used. `--todo` prints the English of what
+is lacking or outdated, under the mark that its translation needs.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ from labkit.exercises import load_lab
 from labkit.guesses import texts
 from labkit.said import WORDS
 from labkit.source import name_of, notebooks
-from minimegatron.commands.prose import Translation, Which, mark, read, stamp
+from labkit.suspects import mistakes_of
+from minimegatron.commands.prose import Translation, Which, bulleted, mark, read, stamp
 from minimegatron.errors import ConfigError, MinimegatronError
 
+LISTS = ("cases", "mistakes")
 QUIZ, SAID, README = "quiz", "said", "README"
 _FENCED = re.compile(r"^[ \t]*```.*?^[ \t]*```[ \t]*$", re.S | re.M)
 _MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+?\$", re.S)
@@ -48,17 +52,19 @@ _ROW = re.compile(r"^[ \t]*\|.*\|[ \t]*$", re.M)
 
 
 def originals(source: Path) -> dict[Which, str]:
-    """The English pieces of a lab in their order: prose cells, ideas and hints, cases of checks, guesses."""
+    """The English pieces of a lab in their order: prose cells, ideas and hints, cases of checks, guesses, mistakes."""
     (solution, _), (lab, _) = notebooks(source)
     cells = [*solution.cells, *lab.cells]
     found = {Which("cell", cell.id): cell.source for cell in cells if cell.cell_type == "markdown"}
-    exercises = load_lab(f"{source.parent.parent.name}.{name_of(source)}").exercises
+    course = f"{source.parent.parent.name}.{name_of(source)}"
+    exercises = load_lab(course).exercises
     for name, exercise in exercises.items():
         found |= {Which(kind, name): text for kind in ("idea", "hint") if (text := getattr(exercise, kind))}
-    found |= {Which("cases", name): exercise.listed for name, exercise in exercises.items()}
+    found |= {Which("cases", name): bulleted(case.what for case in one.cases) for name, one in exercises.items()}
     for cell in solution.cells:
         found |= texts(cell.source) if "guess" in cell.source and cell.cell_type == "code" else {}
-    return found
+    mistakes = {name: mistakes_of(course, exercise) for name, exercise in exercises.items()}
+    return found | {Which("mistakes", name): bulleted(told) for name, told in mistakes.items() if told}
 
 
 def sections(page: str) -> dict[Which, str]:
@@ -93,7 +99,8 @@ def problems(
         elif said[which].of != stamp(text):
             yield which, "has changed since it was translated"
         else:
-            yield from ((which, problem) for problem in _differences(text, said[which].text))
+            differ = _lines_differ if which.kind in LISTS else _differences
+            yield from ((which, problem) for problem in differ(text, said[which].text))
             yield from ((which, f"says {no}, not {yes}") for no, yes in avoid.items() if no in said[which].text)
     yield from ((which, "is not in the English") for which in said if which not in english)
     order = [which for which in said if which in english]
@@ -109,6 +116,15 @@ def _differences(english: str, said: str) -> Iterator[str]:
         if lacks or more:
             both = (("lacks", lacks), ("has also", more))
             yield f"{what}: " + "; ".join(f"{word} {', '.join(map(str, c.elements()))}" for word, c in both if c)
+
+
+def _lines_differ(english: str, said: str) -> Iterator[str]:
+    """The same of lists, whose lines stand for each other by their places."""
+    lines, others = english.splitlines(), said.splitlines()
+    if len(lines) != len(others):
+        yield f"has {len(others)} lines, not {len(lines)}"
+    for number, (one, other) in enumerate(zip(lines, others, strict=False), 1):
+        yield from (f"line {number}: {problem}" for problem in _differences(one, other))
 
 
 _KINDS = ("code blocks", "formulas", "code", "links", "fields", "headings", "items", "columns of table rows", "numbers")

@@ -20,6 +20,7 @@ import re
 import shlex
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from labkit.ranks import pool as workers
 from labkit.ranks.torchrun import Run, launch, render
 from labkit.record import course_digest
 from labkit.said import language, say
+from labkit.suspects import mistakes_of
 from labkit.verdict import Panel, Progress, Verdict
 from labkit.workspace import Workspace
 from minimegatron.commands import prose
@@ -165,8 +167,12 @@ class LabMagics(Magics):
         if "NBGRADER_EXECUTION" in os.environ:  # nbgrader takes a number as points, and anything else as full marks
             print(repr(dataclasses.replace(verdict, attempt=0)))
             return verdict.points
-        cases = self._said(prose.Which("cases", name), self.lab_and_work[0][name].listed)
-        return verdict.with_cases([line.removeprefix("- ") for line in cases.splitlines()])
+        asked = self.lab_and_work[0][name]
+        whats, mistakes = [case.what for case in asked.cases], mistakes_of(self._course, asked)
+        said = self._lines("mistakes", name, mistakes)
+        return verdict.with_cases(self._lines("cases", name, whats)).with_mistake(
+            dict(zip(mistakes, said, strict=True))
+        )
 
     def _check(self, name: str) -> Verdict:
         lab, work = self.lab_and_work
@@ -186,8 +192,15 @@ class LabMagics(Magics):
 
     def _said(self, which: prose.Which, english: str) -> str:
         """An idea, a hint, a guess ... of this lab in the language of the labs, where it is translated."""
-        there = prose.read(_source_of(self._course).with_name(f"{language()}.md"))
-        return prose.in_language(there, which, english)
+        return prose.in_language(self._translated, which, english)
+
+    def _lines(self, kind: str, name: str, english: Sequence[str]) -> list[str]:
+        """The same, of a list of an exercise: its cases or mistakes."""
+        return prose.lines_in_language(self._translated, prose.Which(kind, name), english)
+
+    @property
+    def _translated(self) -> dict[prose.Which, prose.Translation]:
+        return prose.read(_source_of(self._course).with_name(f"{language()}.md"))
 
     @plain
     def progress(self) -> Progress:

@@ -53,6 +53,17 @@ def known(course: str, exercise: str) -> tuple[dict[str, str], list[Known]]:
     return solved, [Known(one.mistake, one.source) for one in given if one.mistake]
 
 
+def sentences(asked: Exercise, hints: Sequence[str]) -> list[str]:
+    """What can be told about an exercise, in the order in which it is asked for: of its known mistakes, of errors."""
+    errors = (asked.errors, *(case.errors for case in asked.cases))
+    return list(dict.fromkeys([*hints, *(hint for words in errors for hint in words.values())]))
+
+
+def mistakes_of(course: str, asked: Exercise) -> list[str]:
+    """The same, of an exercise of this course module."""
+    return sentences(asked, [one.hint for one in known(course, asked.name)[1]])
+
+
 class Suspects:
     """The mistakes of an exercise that explain every wrong trial.
 
@@ -65,10 +76,7 @@ class Suspects:
         self._ways = dict[str, list[int]]()
         for number, hint in enumerate(hints):
             self._ways.setdefault(hint, []).append(number)
-        of_errors = [
-            hint for errors in (asked.errors, *(case.errors for case in asked.cases)) for hint in errors.values()
-        ]
-        self._hints = list(dict.fromkeys([*self._ways, *of_errors]))
+        self._hints = sentences(asked, hints)
         self._trials: list[tuple[set[_Way], bool]] = []  # of each wrong one: what explains it, who was asked
         self._out = set[int]()
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.said import WORDS, columns, padded, say
@@ -123,6 +123,11 @@ class Verdict:
             return self
         rows = (dataclasses.replace(row, what=what) for row, what in zip(self.rows, whats, strict=True))
         return dataclasses.replace(self, rows=tuple(rows))
+
+    def with_mistake(self, said: Mapping[str, str]) -> Verdict:
+        """The same with the mistake in another language, {English: translated}, where it is there."""
+        there = {clean(english): text for english, text in said.items()}
+        return dataclasses.replace(self, mistake=there.get(self.mistake, self.mistake))
 
     @property
     def _shown(self) -> tuple[Row, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +67,17 @@ def in_language(there: Mapping[Which, Translation], which: Which, english: str) 
     """The translation of a piece, where there is one that says what the English says; else the English."""
     found = there.get(which)
     return found.text if found and found.of == stamp(english) else english
+
+
+def bulleted(lines: Iterable[str]) -> str:
+    """Sentences as one piece, a line each."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def lines_in_language(there: Mapping[Which, Translation], which: Which, english: Sequence[str]) -> list[str]:
+    """As `in_language`, of a piece that is a list: the English, too, if a translation has more or fewer lines."""
+    said = [line.removeprefix("- ") for line in in_language(there, which, bulleted(english)).splitlines()]
+    return said if len(said) == len(english) else list(english)
 
 
 def languages(course: Path) -> list[str]:

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from labkit import magics
-from labkit.languages import forbidden, pages, problems, sections
+from labkit.exercises import Case, Exercise, Lab
+from labkit.languages import LISTS, forbidden, pages, problems, sections
+from labkit.suspects import mistakes_of
+from labkit.verdict import Row, Verdict
+from labkit.workspace import Workspace
 from minimegatron.commands.my_labs import SAID_IN
-from minimegatron.commands.prose import Translation, Which, mark, read, stamp
+from minimegatron.commands.prose import Translation, Which, bulleted, mark, read, stamp
 
 ROOT = Path(__file__).parents[2]
 AVOID = forbidden((ROOT / "course/terms.zh.md").read_text(encoding="utf-8"))
@@ -81,6 +85,22 @@ def test_what_no_language_changes_is_compared(change: Callable[[str], str], said
     assert any(said in problem for problem in found(ENGLISH, change(CHINESE))), found(ENGLISH, change(CHINESE))
 
 
+@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("- `p` 要减 1。\n- 除以 2。", []),
+        ("- 除以 2。\n- `p` 要减 1。", ["line 1: code: lacks p", "line 2: numbers: lacks 2"]),
+        ("- `p` 要减 1。\n- 除以\n  2。", ["has 3 lines, not 2"]),
+        ("- `p` 要减 1，\n除以 2。", ["line 2: items: lacks -"]),
+    ],
+)
+def test_a_list_is_compared_line_by_line(kind: str, said: str, told: list[str]) -> None:
+    which, text = Which(kind, "ring"), "- `p` minus 1.\n- Divide by 2."
+    wrong = [problem for _, problem in problems({which: text}, {which: Translation(stamp(text), said)}, {})]
+    assert bool(wrong) == bool(told) and all(any(one in problem for problem in wrong) for one in told), wrong
+
+
 def test_what_is_lacking_outdated_or_no_longer_there_is_named() -> None:
     there = Translation(stamp(ENGLISH), CHINESE)
     other = Which("cell", "another")
@@ -113,3 +133,48 @@ def test_a_hint_is_in_the_language_of_the_labs_while_it_says_what_the_english_sa
     assert asked._said(hint, "N - 1 times.") == "N - 1 次。"
     assert asked._said(hint, "N times.") == "N times."
     assert asked._said(Which("idea", "ring"), "N - 1 times.") == "N - 1 times."
+
+
+LAB = "# %%\n# %%exercise ring\ndef ring(n):\n    return n - 1\n\n# %%\n"
+ANSWERS = 'WRONG = [Edit("n - 1", "n", mistake="One step too many."), Edit("n - 1", "0", mistake="No step.")]\n'
+RING = Exercise("ring", [Case("four ranks", {"n": 4})], lambda n: n - 1, errors={"KeyError": "No such rank."})
+MISTAKES = ["One step too many.", "No step.", "No such rank."]
+
+
+@pytest.mark.parametrize(
+    ("english", "chinese", "told"),
+    [
+        (
+            MISTAKES,
+            "- 多了一步。\n- 一步也没有。\n- 没有这个 rank。",
+            ["多了一步。", "一步也没有。", "没有这个 rank。"],
+        ),
+        ([*MISTAKES[:2], "No rank."], "- 多了一步。\n- 一步也没有。\n- 没有这个 rank。", MISTAKES),
+        (MISTAKES, "- 多了一步。\n- 没有这个 rank。", MISTAKES),
+        (MISTAKES, None, MISTAKES),
+    ],
+    ids=["translated", "outdated", "a line is lacking", "not translated"],
+)
+def test_a_check_tells_the_mistake_in_the_language_of_the_labs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, english: list[str], chinese: str | None, told: list[str]
+) -> None:
+    course = types.ModuleType("some_course")
+    course.__file__ = str(tmp_path / "__init__.py")
+    monkeypatch.setitem(sys.modules, "some_course", course)
+    monkeypatch.setenv(SAID_IN, "zh")
+    (tmp_path / "answers").mkdir()
+    (tmp_path / "answers" / "ring.py").write_text(f"from labkit.answers import Edit\n\n{ANSWERS}")
+    (tmp_path / "lab.py").write_text(LAB)
+    which, cases = Which("mistakes", "ring"), Which("cases", "ring")
+    pieces = f"{mark(cases, '- four ranks')}\n- 四个 rank\n"
+    pieces += f"{mark(which, bulleted(english))}\n{chinese}\n" if chinese else ""
+    (tmp_path / "zh.md").write_text(pieces, encoding="utf-8")
+    asked = magics.LabMagics.__new__(magics.LabMagics)
+    asked._course, asked._lab = "some_course", Lab("00_ring", [RING])
+    asked._workspace = Workspace("00_ring", tmp_path)
+    for sentence, want in zip(MISTAKES, told, strict=True):
+        verdict = Verdict("ring", "wrong", 1, (Row("four ranks", 0, 1, "got 4"),), mistake=sentence)
+        monkeypatch.setattr(asked, "_check", lambda name, verdict=verdict: verdict)
+        shown = asked.check("ring")
+        assert isinstance(shown, Verdict) and (shown.rows[0].what, shown.mistake) == ("四个 rank", want)
+    assert mistakes_of("some_course", RING) == MISTAKES, "what is to be translated is what can be told"

@@ -42,8 +42,13 @@ def steps(words: list[str], task: str | None = None) -> tuple[int | None, float]
 
 @pytest.mark.parametrize(
     "settings, pretrain, chat",
-    [({}, (600, 3e-3), (200, 1e-3)), ({"QUICK": "1"}, (60, 3e-3), (60, 3e-3))],
-    ids=["whole", "quick"],
+    [
+        ({}, (600, 3e-3), (200, 1e-3)),
+        ({"QUICK": "1"}, (60, 3e-3), (60, 3e-3)),
+        ({"GPU": "1", "NPROC": "8"}, (5000, 1e-3), (400, 1e-3)),
+        ({"GPU": "1", "NPROC": "8", "QUICK": "1"}, (60, 3e-3), (60, 3e-3)),
+    ],
+    ids=["whole", "quick", "GPUs", "GPUs, quick"],
 )
 def test_every_stage_is_a_command_that_is_understood(tmp_path, settings, pretrain, chat):
     run, calls = speedrun(tmp_path, **settings)

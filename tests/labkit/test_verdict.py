@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from labkit.said import WORDS, columns
@@ -109,6 +111,13 @@ def test_a_table_in_chinese_has_straight_columns(monkeypatch: pytest.MonkeyPatch
     lines = repr(Progress("00_mini", [PASSED, WRONG, TODO])).splitlines()
     assert len({columns(line) for line in lines}) == 1 and lines[-1].startswith("  实验 00_mini")
     assert repr(Panel("00_mini", 3, 9, "ring")) == "实验 00_mini: 3 分（满分 9）; 下一个是 ring"
+
+
+def test_a_mistake_is_told_in_chinese_where_it_is_translated() -> None:
+    verdict = dataclasses.replace(WRONG, mistake="It is `p`\tand not p-1.")
+    told = verdict.with_mistake({"Another one.": "另一个。", "It is `p`\tand not p-1.": "是 `p`，不是 p-1。"})
+    assert "mistake: 是 `p`，不是 p-1。" in repr(told) and "<code>p</code>，不是" in told._repr_html_()
+    assert verdict.with_mistake({"Another one.": "另一个。"}) == verdict
 
 
 def test_verdicts_travel_as_plain_data() -> None:
