@@ -78,8 +78,9 @@ gpu: $(VENV)/.lab ## Transformer Engine and flash-attn, tried once (FORCE=1: aga
 	@$(BIN)/python -m minimegatron.kernels.gpu_setup --stamp $(VENV)/.gpu.json \
 	    --constraints $(CONSTRAINTS) $(if $(FORCE),--force)
 
-browser: $(VENV)/.browser $(VENV)/.site ## JupyterLab, the chat page and the website in a browser (Chromium: from the system's packages)
-	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py tests/serving/test_browser.py tests/site/test_browser.py
+browser: $(VENV)/.browser $(VENV)/.site ## JupyterLab, the chat page, the pages of a run and the website in a browser (Chromium: from the system's packages)
+	$(PYTEST) -p no:nbval --thorough tests/notebooks/test_browser.py tests/serving/test_browser.py \
+	    tests/site/test_browser.py tests/watch/test_page.py tests/commands/test_report.py
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info

@@ -219,9 +219,17 @@ def _group(number: int, axis: Axis, message: tuple[int, int] | None) -> Group:
         sender, receiver = message
         backend = _backend(dist.group.WORLD if dist.is_initialized() else None)
         return Group(number, f"{axis.name}:{sender}->{receiver}", axis.name, backend, tuple(sorted(message)))
-    name = str(getattr(axis.group, "group_name", "") or f"{axis.name}:{'-'.join(map(str, axis.ranks))}")
-    desc = str(getattr(axis.group, "group_desc", "") or axis.name)
+    name = _said(axis.group, "group_name") or f"{axis.name}:{'-'.join(map(str, axis.ranks))}"
+    desc = _said(axis.group, "group_desc") or axis.name
     return Group(number, name, axis.name if desc == "undefined" else desc, _backend(axis.group), axis.ranks)
+
+
+def _said(group: Any, attribute: str) -> str:
+    """What a group calls itself; "" of one that has no name: torch raises where a group in Python was given none."""
+    try:
+        return str(getattr(group, attribute, ""))
+    except RuntimeError:
+        return ""
 
 
 def _backend(group: Any) -> str:

@@ -22,7 +22,7 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config.stages import StagePlan
@@ -40,6 +40,34 @@ KINDS = {  # class of a module -> what its operations are measured as on a CPU (
 }  # fmt: skip
 
 
+class Phase(NamedTuple):
+    """One phase of a microbatch in one part of a stage: forward, backward, or wgrad.
+
+    Attributes:
+        busy: seconds that the rank computes and waits for messages.
+        launches: seconds that the host needs to ask for all of it.
+        parts: {part of the waterfall: seconds}; they add up to `busy`.
+    """
+
+    busy: float
+    launches: float
+    parts: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """The time of the phase: the rank waits for the host, or the host for the rank."""
+        return max(self.busy, self.launches)
+
+    def extended(self, two: Phase, b: int) -> Phase:
+        """Extrapolate to b samples, from this phase of one sample and `two` of two.
+
+        Several samples need as many launches as two; one needs fewer copies.
+        """
+        names = self.parts.keys() | two.parts.keys()
+        parts = {name: extended(self.parts.get(name, 0.0), two.parts.get(name, 0.0), b) for name in names}
+        return Phase(extended(self.busy, two.busy, b), two.launches, parts)
+
+
 @dataclasses.dataclass(frozen=True)
 class PassTime:
     """Seconds of one microbatch in one stage.
@@ -49,6 +77,7 @@ class PassTime:
         weights: seconds of wgrad, a part of `backward` that a split schedule defers.
         parts: {part of the waterfall: seconds} of both passes.
         once: messages that only the first microbatch of a step sends, and how often.
+        phases: forward, backward without wgrad, wgrad; () where the times are a sum of several parts.
     """
 
     forward: float
@@ -56,17 +85,24 @@ class PassTime:
     weights: float
     parts: dict[str, float]
     once: Counter[Message] = dataclasses.field(default_factory=Counter)
+    phases: tuple[Phase, ...] = ()
+
+    @classmethod
+    def of_phases(cls, phases: Sequence[Phase], once: Counter[Message]) -> PassTime:
+        """The time of one part of a stage."""
+        forward, backward, weights = (phase.seconds for phase in phases)
+        waits = [{LAUNCHES: phase.seconds - phase.busy} for phase in phases if phase.seconds > phase.busy]
+        parts = _sums([*(phase.parts for phase in phases), *waits])
+        return cls(forward, backward + weights, weights, parts, once, tuple(phases))
 
     def extended(self, two: PassTime, b: int) -> PassTime:
-        """Extrapolate to b samples, from this time of one sample and `two` of two."""
-        names = self.parts.keys() | two.parts.keys()
-        parts = {name: extended(self.parts.get(name, 0.0), two.parts.get(name, 0.0), b) for name in names}
-        return PassTime(
-            extended(self.forward, two.forward, b),
-            extended(self.backward, two.backward, b),
-            extended(self.weights, two.weights, b),
-            parts,
-        )
+        """Extrapolate to b samples, from this time of one sample and `two` of two.
+
+        What the rank does is linear in the micro-batch size. The time is not: small micro-batches take as long as the
+        host needs to launch them, whatever their size.
+        """
+        phases = [one.extended(other, b) for one, other in zip(self.phases, two.phases, strict=True)]
+        return PassTime.of_phases(phases, self.once)
 
 
 class _Clock:
@@ -91,8 +127,8 @@ class _Clock:
             self.now += seconds
             self.parts[part] = self.parts.get(part, 0.0) + seconds
 
-    def play(self, events: Iterable[tuple[str, Event]]) -> float:
-        """Seconds of these events, pairs of (kind of module (`KINDS`), event); at least the time of their launches."""
+    def play(self, events: Iterable[tuple[str, Event]]) -> Phase:
+        """The phase of these events, pairs of (kind of module (`KINDS`), event)."""
         for kind, (_, phase, what) in events:
             if isinstance(what, Operation):
                 self._calls += 1
@@ -105,8 +141,7 @@ class _Clock:
                     self._wait(what)
             elif what.sent in self._arrives:
                 self._wait(what.sent)
-        self._take(LAUNCHES, max(0.0, self._calls * self.cluster.call - self.now))
-        return self.now
+        return Phase(self.now, self._calls * self.cluster.call, self.parts)
 
     def _wait(self, sent: Sent) -> None:
         late = self._arrives.pop(sent) - self.now
@@ -132,14 +167,12 @@ def message_time(message: Message, mesh: Mesh, cluster: Cluster) -> float:
 def pass_time(run: Run, part: int, mesh: Mesh, cluster: Cluster) -> PassTime:
     """The time of one microbatch through one part of a stage that has been run."""
 
-    def seconds(*phases: str) -> tuple[float, dict[str, float]]:
-        clock = _Clock(mesh, cluster)
-        events = ((_kind(run.windows[e.window]), e) for e in run.of_part(part) if e.phase in phases)
-        return clock.play(events), clock.parts
+    def phase(*names: str) -> Phase:
+        events = ((_kind(run.windows[e.window]), e) for e in run.of_part(part) if e.phase in names)
+        return _Clock(mesh, cluster).play(events)
 
-    (forward, one), (backward, two), (weights, three) = seconds(FORWARD), seconds(BACKWARD, AGAIN), seconds(WEIGHTS)
     once = Counter({message: count for (where, message), count in run.once.items() if where == part})
-    return PassTime(forward, backward + weights, weights, _sums([one, two, three]), once)
+    return PassTime.of_phases([phase(FORWARD), phase(BACKWARD, AGAIN), phase(WEIGHTS)], once)
 
 
 def _kind(window: Window) -> str:

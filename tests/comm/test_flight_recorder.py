@@ -82,6 +82,15 @@ def test_two_axes_over_one_group_have_one_order(recorder: FlightRecorder) -> Non
     assert [e.seq for e in recorder.entries] == [1, 2, 3]
 
 
+def test_a_group_in_python_that_has_no_name_is_called_after_its_axis(recorder: FlightRecorder) -> None:
+    class Backend(torch.distributed.ProcessGroup):
+        pass
+
+    begin("all_reduce", Axis("dp", (5, 7), 0, Backend(0, 2)))
+    group = recorder.entries[-1].group
+    assert (group.name, group.desc, group.ranks) == ("dp:5-7", "dp", (5, 7))
+
+
 def test_the_stack_is_that_of_the_call(recorder: FlightRecorder) -> None:
     def caller() -> None:
         begin("all_reduce")

@@ -2,13 +2,15 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
 from minimegatron.commands import report
-from minimegatron.commands.report import main, planned, points, read_log, tokens
+from minimegatron.commands.report import lines_of, main, planned, points, read_log, tokens
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.training.arguments import parse_args
+from tests.notebooks import browser
 
 pytest.importorskip("matplotlib")
 MODEL = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 512 --seq-length 128 --mock-data"
@@ -118,3 +120,36 @@ def test_what_is_refused(tmp_path, folder):
     (folder / "base-tasks.jsonl").unlink()
     with pytest.raises(ConfigError):
         main([str(folder), "--colour", "red"])
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(bool(browser.missing()), reason=browser.missing() or "not skipped")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_wide_table_scrolls_in_its_own_box(folder, width):
+    """Names without a place to break: of a folder, of texts, of models that were evaluated, of a stage."""
+    from playwright.sync_api import sync_playwright
+
+    long = "a_name_that_does_not_break_" * 12
+    for number in range(6):
+        write(folder / f"{long[:40]}{number}-tasks.jsonl", [{"name": f"{long}.txt", "bits per byte": 1.0}])
+    lines = lines_of(folder / "stages.jsonl")
+    write(folder / "stages.jsonl", [{**lines[0], "stage": long}, lines[1]])
+    log = lines_of(folder / "base.jsonl")
+    for config in (line for line in log if line["event"] == "config"):
+        config["data"]["data_path"] = [long]
+    write(folder / "base.jsonl", log)
+    whole = folder / long[:200]
+    shutil.copytree(folder, whole, ignore=lambda *_: [whole.name])
+    main([str(whole), "--cluster", "h100"])
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser.chromium(), args=browser.FLAGS)
+        page = chromium.new_page(viewport={"width": width, "height": 900})
+        page.goto((whole / "report.html").as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        boxes = page.evaluate(
+            "[...document.querySelectorAll('table')].map(table => [table.scrollWidth, table.parentElement.clientWidth])"
+        )
+        chromium.close()
+    assert wider <= 0, f"the page is {wider} pixels wider than {width}"
+    assert len(boxes) == 5 and sum(table > box for table, box in boxes) >= 3, boxes

@@ -122,7 +122,8 @@ def test_steps_that_vtrain_measured(rows: list[tuple[float, ...]]) -> None:
         gpus, run, seconds = published.measured_a100(row)
         told = step_time(run, gpus, cluster)
         errors.append(told.seconds / seconds - 1)
-        assert (LAUNCHES in told.parts) <= (gpus <= 8), "large work waits for no host"
+        waits = told.parts.get(LAUNCHES, 0.0) / told.seconds
+        assert gpus <= 8 or waits < 0.01, f"large work waits for the host {waits:.1%} of a step"
     assert statistics.mean(map(abs, errors)) < 0.15, errors
 
 

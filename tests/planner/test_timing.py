@@ -21,7 +21,7 @@ from minimegatron.models.families import family_config
 from minimegatron.parallel.pipeline.schedule_sim import Costs, simulate
 from minimegatron.planner.closed_forms import bubble
 from minimegatron.planner.cluster import CLUSTERS, Cluster
-from minimegatron.planner.pass_time import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE, PassTime, pieces_run
+from minimegatron.planner.pass_time import BELOW, LAUNCHES, MEMORY, PEAK, RECOMPUTE, PassTime, Pieces, pieces_run
 from minimegatron.planner.timing import play, step_time
 from minimegatron.training.flops import forward_flops, step_flops
 from tests.thorough import mostly_thorough
@@ -143,6 +143,24 @@ def test_a_pass_takes_no_less_than_the_host_needs_to_ask_for_it() -> None:
     assert told.parts[LAUNCHES] == pytest.approx(calls - step_time(run, 2, FREE).seconds, rel=1e-6)
     recorded = dataclasses.replace(run, training=run.training.replace(cuda_graph_impl="local"))
     assert step_time(recorded, 2, slow) == step_time(run, 2, FREE)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_large_micro_batch_is_extrapolated_from_small_ones_that_wait_for_the_host(splits: bool) -> None:
+    """What the rank does grows with the samples, and what the host does does not."""
+    config, plan = family_config("llama", **SIZES), plan_stages(ParallelConfig(), 8)
+
+    def pieces(samples: int) -> Pieces:
+        z = sizes_of(config, Mesh.serial(), OptimizerConfig(), Work(512, samples, device="cuda"))
+        return Pieces(z, CLUSTERS["h100"].replace(call=1e-5), splits)
+
+    one, two, many = map(pieces, (1, 2, 64))
+    told, found = many.stage(plan, 0), one.extended(two, 64).stage(plan, 0)
+    small = two.stage(plan, 0).parts
+    assert small[LAUNCHES] > 0.3 * sum(small.values()) and told.parts.get(LAUNCHES, 0.0) < 0.01 * told.forward
+    for time in ("forward", "backward", "weights"):
+        assert getattr(found, time) == pytest.approx(getattr(told, time), rel=1e-3), time
+    assert found.parts == pytest.approx(told.parts, rel=1e-3)
 
 
 PIPELINES = [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4), ("zb_h1", 1), ("zb_v", 2)]
