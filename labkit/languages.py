@@ -1,4 +1,4 @@
-"""Whether translations say what the English says: `python -m labkit.languages zh [01 ... quiz said README] [--todo]`.
+"""Whether translations say what the English says: `python -m labkit.languages zh [01 ... quiz README ...] [--todo]`.
 
 | English                                 | in another language                        |
 |-----------------------------------------|--------------------------------------------|
@@ -10,6 +10,7 @@
 | questions of `course/quiz.py` (`cards`) | `course/quiz.zh.md`, `can`, `question NAME`|
 | words of the machinery (`said`)         | `labkit/said.zh.md`, `word NAME`           |
 | sections of `README.md`                 | `README.zh.md`, `section ID`               |
+| sections of `docs/reading_plan.md`      | `docs/reading_plan.zh.md`, `section ID`    |
 
 A piece is lacking or outdated by the digest in its mark (`minimegatron/commands/prose`). Beside that a machine can
 compare what no language changes: numbers, code, formulas, addresses of links, the shape of tables and headings. A
@@ -38,7 +39,8 @@ from minimegatron.commands.prose import Translation, Which, bulleted, mark, read
 from minimegatron.errors import ConfigError, MinimegatronError
 
 LISTS = ("cases", "mistakes")
-QUIZ, SAID, README = "quiz", "said", "README"
+QUIZ, SAID = "quiz", "said"
+DOCUMENTS = {"README": "README.md", "reading_plan": "docs/reading_plan.md"}
 _FENCED = re.compile(r"^[ \t]*```.*?^[ \t]*```[ \t]*$", re.S | re.M)
 _MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+?\$", re.S)
 _SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
@@ -144,22 +146,22 @@ def _parts(text: str) -> Iterator[list[str]]:
 
 
 def pages(root: Path, language: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, dict[Which, str], Path]]:
-    """(Name, English pieces, file of the translation) of each lab, of quiz, words and README.
+    """(Name, English pieces, file of the translation) of each lab, of quiz, words and documents.
 
     Raises:
         ConfigError: there is no such lab or page.
     """
     sources = {name_of(path): path for path in sorted((root / "course").glob("[0-9][0-9]_*/lab.py"))}
-    names = [*sources, QUIZ, SAID, README]
+    names = [*sources, QUIZ, SAID, *DOCUMENTS]
     unknown = [word for word in wanted if not any(name in (word,) or name[:2] == word for name in names)]
     if unknown:
         raise ConfigError(f"there is no {' '.join(unknown)}", fix=f"choose from {' '.join(names)}")
     for name in names:
         if wanted and name not in wanted and name[:2] not in wanted:
             continue
-        if name == README:
-            english = sections((root / "README.md").read_text(encoding="utf-8"))
-            yield name, english, root / f"README.{language}.md"
+        if name in DOCUMENTS:
+            path = root / DOCUMENTS[name]
+            yield name, sections(path.read_text(encoding="utf-8")), path.with_suffix(f".{language}.md")
         elif name == QUIZ:
             yield name, pieces(importlib.import_module("course.quiz")), root / f"course/quiz.{language}.md"
         elif name == SAID:
@@ -172,7 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status: 0, or 2 when a translation is lacking, outdated or wrong."""
     parser = argparse.ArgumentParser("python -m labkit.languages", description="Compare translations with the English.")
     parser.add_argument("language", help="zh")
-    parser.add_argument("pages", nargs="*", help="numbers or names of labs, quiz, said, README; all by default")
+    parser.add_argument(
+        "pages", nargs="*", help="numbers or names of labs, quiz, said, README, reading_plan; all by default"
+    )
     parser.add_argument("--todo", action="store_true", help="print the English of what is lacking or outdated")
     options = parser.parse_args(argv)
     root, found = Path.cwd(), 0

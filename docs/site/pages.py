@@ -28,6 +28,9 @@ _LANGUAGES = {
 }
 
 
+PLAN = "docs/reading_plan.md"
+
+
 def pages(root: Path) -> dict[str, str | bytes]:
     """Path below the source folder -> content, of every page and picture of the site."""
     modules = reference.modules(root)
@@ -40,14 +43,22 @@ def pages(root: Path) -> dict[str, str | bytes]:
     made["docs/glossary.md"] = _glossary(str(made["docs/glossary.md"]))
     made |= reference.pages(modules)
     made["api/index.md"] = _api(modules)
-    made["map.md"] = counterparts.page(modules, labs, root)
+    made["map.md"], made["zh/map.md"] = (counterparts.page(modules, labs, root, language) for language in ("en", "zh"))
     made["questions.md"], made["zh/questions.md"] = (questions.page(language, list(labs)) for language in ("en", "zh"))
     made["labs/index.md"], made["solutions/index.md"] = _labs(labs, str(made["README.md"])), _solutions(labs)
     for name in labs:
         made |= _notebooks(root, name)
-    made["README.zh.md"] = _chinese(str(made["README.zh.md"])) + tree(
-        ["zh/questions", *(f"zh/labs/{name}" for name in labs)]
-    )
+    for name in ("README.zh.md", PLAN.replace(".md", ".zh.md")):
+        made[name] = _chinese(str(made[name]), "../" * name.count("/"))
+    pages = [
+        "docs/reading_plan.zh",
+        "zh/questions",
+        "论文与 Megatron-LM <zh/map>",
+        *(f"zh/labs/{name}" for name in labs),
+    ]
+    made["README.zh.md"] = str(made["README.zh.md"]) + tree(pages)
+    for name in (PLAN, PLAN.replace(".md", ".zh.md")):
+        made[name] = _with_sections(str(made[name]), name, made)
     for name, title in (
         ("README.md", "Start"),
         ("README.zh.md", "从这里开始"),
@@ -142,12 +153,46 @@ def tree(names: Iterable[str]) -> str:
     return "\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
 
 
-def _chinese(readme: str) -> str:
-    """The Chinese README: its marks as anchors, which no other page has, and labs and questions in Chinese."""
-    readme = re.sub(r'<a id="[^"]+"></a>', "", readme)  # GitHub's, beside the marks
-    readme = readme.replace("[中文](README.zh.md)", "[中文](README.zh.md) · [面试问题和答案](zh/questions.md)", 1)
-    readme = re.sub(r"^<!-- section (\S+) \w+ -->\n", r"(zh-\1)=\n", readme, flags=re.M)
-    return in_prose(re.sub(r"\]\(labs/", "](zh/labs/", re.sub(r"\]\(#", "](#zh-", readme)), _joined)
+def _chinese(text: str, root: str) -> str:
+    """A Chinese document: its marks as anchors, which no other page has, and links to what is there in Chinese.
+
+    Args:
+        text: of the document.
+        root: the way from it to the root, "" or "../".
+    """
+    text = re.sub(r'<a id="[^"]+"></a>', "", text)  # GitHub's, beside the marks
+    more = f"[面试问题和答案]({root}zh/questions.md) · [论文与 Megatron-LM]({root}zh/map.md)"
+    text = re.sub(r"^(\[English\].*)$", rf"\1 · {more}", text, count=1, flags=re.M)
+    text = re.sub(r"^<!-- section (\S+) \w+ -->\n", r"(zh-\1)=\n", text, flags=re.M)
+    for link, chinese in (
+        ("#", "#zh-"), (f"{root}labs/", f"{root}zh/labs/"), (f"{root}README.md#", f"{root}README.zh.md#zh-"),
+        ("docs/reading_plan.md", "docs/reading_plan.zh.md"),
+    ):  # fmt: skip
+        text = text.replace(f"]({link}", f"]({chinese}")
+    return in_prose(text, _joined)
+
+
+def _with_sections(plan: str, page: str, made: dict[str, str | bytes]) -> str:
+    """A plan in which the headings behind a lab, `[lab 03](...), *ZB-H1*`, are links to these sections of it."""
+
+    def linked(lab: re.Match[str]) -> str:
+        name = os.path.normpath(os.path.join(os.path.dirname(page), lab[1]))
+        cells = json.loads(made[name])["cells"]
+        text = "\n".join(cell["source"] for cell in cells if cell["cell_type"] == "markdown")
+        headings = re.findall(r"^#+ +(.*?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+
+        def section(said: re.Match[str]) -> str:
+            heading = next((heading for heading in headings if heading.endswith(said[1])), None)
+            return f"[{said[0]}]({lab[1]}#{slug(heading)})" if heading else said[0]
+
+        return lab[0][: -len(lab[2])] + re.sub(r"\*([^*]+)\*", section, lab[2]) if lab[2] else lab[0]
+
+    return re.sub(r"\]\(((?:\.\./)+(?:zh/)?labs/\w+\.ipynb)\)([^|;\[]*)", linked, plan)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _joined(text: str) -> str:

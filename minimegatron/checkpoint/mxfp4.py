@@ -7,7 +7,7 @@
 FP4 is e2m1: a sign, and 0, 0.5, 1, 1.5, 2, 3, 4 or 6. In bf16 the product is exact, within its range of exponents. An
 s of 255 stands for NaN.
 
-OCP Microscaling Formats Specification 1.0 (2023), sections 5.3.3 and 5.4.1.
+OCP Microscaling Formats Specification 1.0 (2023), sections 5.3.3 and 5.4.1; Rouhani et al. 2023 (arXiv 2310.10537).
 """
 
 from __future__ import annotations

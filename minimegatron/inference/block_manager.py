@@ -25,7 +25,7 @@ computed, because its logits are needed.
 Page 0 is never assigned: the rows that pad a batch write there.
 
 Kwon et al. 2023 (arXiv 2309.06180), sections 4.2 and 4.4. Megatron-LM:
-`megatron/core/inference/contexts/kv_block_allocator.py`.
+`megatron/core/inference/contexts/dynamic_block_allocator.py`.
 """
 
 from __future__ import annotations

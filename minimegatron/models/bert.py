@@ -18,7 +18,8 @@ the first token; the others compute their heads too, without effect, so that all
 two losses weigh is the data's business (`data/bert_dataset`).
 
 Devlin et al. 2019 (arXiv 1810.04805); Shoeybi et al. 2019 (arXiv 1909.08053), section 5.3, for norms before attention
-and MLP. Megatron-LM: `megatron/core/models/bert/bert_model.py`, where a padded query sees no key at all.
+and MLP. Megatron-LM: `megatron/core/models/bert/bert_model.py`, where a padded query sees no key at all, and
+`bert_layer_specs.py`.
 """
 
 from __future__ import annotations

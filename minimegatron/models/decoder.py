@@ -17,7 +17,8 @@ Communication of a forward pass over tp: all-reduces of `s b h` elements, 1 for 
 all-reduces of `[s, b]` for the loss. The backward pass has 2 a layer and 1 for the output layer; embedding and loss
 have none.
 
-Megatron-LM: `megatron/core/models/gpt/gpt_model.py`.
+Megatron-LM: `megatron/core/models/gpt/gpt_model.py`; for layers with a state
+`megatron/core/models/mamba/mamba_model.py`.
 """
 
 from __future__ import annotations

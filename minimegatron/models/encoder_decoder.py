@@ -27,8 +27,8 @@ of a source from a slot.
 
 Dropout is where a decoder has it (`models/block`). *Difference from T5*: none inside of the MLP or after the last norm.
 
-Raffel et al. 2020 (arXiv 1910.10683). Megatron-LM: `megatron/core/models/T5/t5_model.py`, whose T5 is another model
-(LayerNorm, biases, learned positions by default).
+Raffel et al. 2020 (arXiv 1910.10683). Megatron-LM: `megatron/core/models/T5/t5_model.py`, `t5_spec.py`, whose T5 is
+another model (LayerNorm, biases, learned positions by default).
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ messages. *Difference from Megatron-LM*, whose `LLaVAModel` gathers the sequence
 
 Bai et al. 2025 (arXiv 2502.13923), section 2.1; Liu et al. 2023 (arXiv 2310.03744);
 Radford et al. 2021 (arXiv 2103.00020); Dosovitskiy et al. 2020 (arXiv 2010.11929). Megatron-LM:
-`megatron/core/models/multimodal/llava_model.py`, `megatron/core/models/vision/clip_vit_model.py`.
+`megatron/core/models/multimodal/llava_model.py`, `megatron/core/models/vision/clip_vit_model.py`,
+`multimodal_projector.py`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ program draws, endlessly, with questions (`data/drawn`).
 Beside the loss a step reports `accuracy`: the share of answer tokens whose probability is above one half. Such a token
 is the one that greedy decoding takes, so greedy decoding is right at least as often; and it follows from the losses of
 the tokens, so it costs no message, whatever the layout.
+
+Megatron-LM: `examples/multimodal/train.py`, `examples/multimodal/dataset_helpers.py`.
 """
 
 from __future__ import annotations

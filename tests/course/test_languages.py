@@ -21,7 +21,7 @@ from minimegatron.commands.prose import Translation, Which, bulleted, mark, read
 ROOT = Path(__file__).parents[2]
 AVOID = forbidden((ROOT / "course/terms.zh.md").read_text(encoding="utf-8"))
 LABS = [path.parent.name for path in sorted((ROOT / "course").glob("[0-9][0-9]_*/lab.py"))]
-NAMES = [*LABS, "quiz", "said", "README"]
+NAMES = [*LABS, "quiz", "said", "README", "reading_plan"]
 
 ENGLISH = """## 2 · The ring
 

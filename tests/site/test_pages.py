@@ -5,6 +5,7 @@ The whole build is in `test_build.py`.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from course.quiz import QUESTIONS
 from docs.site import counterparts, pages, reference
+from docs.site.papers import TITLES
 from labkit import explain
 from labkit.cards import cards
 
@@ -41,7 +43,7 @@ def texts(made: dict[str, str | bytes]) -> dict[str, str]:
 def anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ +(.*?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     labels = set(re.findall(r"^\(([\w-]+)\)=$", text, re.M))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | labels
+    return {pages.slug(heading) for heading in headings} | labels
 
 
 def leads(page: str, text: str) -> Iterator[tuple[str, str]]:
@@ -204,10 +206,12 @@ def test_the_page_of_a_module() -> None:
         ("Megatron-LM: `pretrain_gpt.py`, `tools/x.py`, `megatron/training/config`.",
          ["pretrain_gpt.py", "tools/x.py", "megatron/training/config"]),
         ("The layers of `megatron/core/a.py`.", []),
+        ("Megatron-LM: `pretrain_mesh.py`.", ["pretrain_mesh.py"]),  # though a file here has that name
     ],
 )  # fmt: skip
 def test_paths_of_megatron_in_a_lecture(lecture: str, megatron: list[str]) -> None:
-    assert list(counterparts.sources(lecture, {"minimegatron/comm/mesh.py"}, "minimegatron/comm").megatron) == megatron
+    ours = {"minimegatron/comm/mesh.py", "minimegatron/comm/pretrain_mesh.py"}
+    assert list(counterparts.sources(lecture, ours, "minimegatron/comm").megatron) == megatron
 
 
 def test_papers_in_a_lecture() -> None:
@@ -218,8 +222,9 @@ def test_papers_in_a_lecture() -> None:
     )
     found = counterparts.sources(text, set()).papers
     assert found == {"2006.15704": "", "1909.08053": "figure 3", "2104.09864": "section 3.2", "2407.10671": ""}
-    names = counterparts.names_of_papers([text])
+    names = counterparts.names_of_papers([text, "Liu et al. 2023 (arXiv 2304.08485, 2310.03744); others."])
     assert names == {
+        "2304.08485": "Liu et al. 2023", "2310.03744": "Liu et al. 2023",
         "2006.15704": "Li et al. 2020", "1909.08053": "Shoeybi et al. 2019", "2104.09864": "Su et al. 2021, RoPE",
         "2407.10671": "Qwen2",
     }  # fmt: skip
@@ -229,14 +234,44 @@ def test_the_map_leads_in_every_direction(made: dict[str, str | bytes]) -> None:
     paper, megatron, ours = re.split(r"^## From .*$", str(made["map.md"]), flags=re.M)[1:]
     module = "[comm/collectives](api/minimegatron/comm/collectives.md)"
     shoeybi = "[Shoeybi et al. 2019, 1909.08053](https://arxiv.org/abs/1909.08053)"
-    (row,) = [line for line in paper.splitlines() if line.startswith(f"| {shoeybi} |")]
-    assert f"{module} (figure 3)" in row and "labs/02_tensor_parallel.ipynb" in row
+    (row,) = [line for line in paper.splitlines() if line.startswith(f"| {shoeybi}<br>Megatron-LM: Training Multi-")]
+    assert f"{module} (figure 3): Collectives that" in row and "labs/02_tensor_parallel.ipynb" in row
     folder = megatron.split("### megatron/core/tensor_parallel\n")[1].split("\n### ")[0]
     assert re.search(r"^\| `mappings\.py` \|.*" + re.escape(module), folder, re.M)
     (row,) = [line for line in ours.splitlines() if line.startswith(f"| {module}: ")]
     assert "`core/tensor_parallel/mappings.py`" in row and shoeybi in row and "labs/01_process_groups.ipynb" in row
     assert len(set(re.findall(r"arxiv.org/abs/([\d.]+)", paper))) > 80
     assert paper.count("[arXiv, ") <= 12, "most papers are named by who wrote them"
+    assert set(re.findall(r"arxiv.org/abs/([\d.]+)", str(made["map.md"]))) == set(TITLES), "docs/site/papers.py"
+
+
+def test_the_map_has_every_family_of_models_and_every_lab_in_both_languages(made: dict[str, str | bytes]) -> None:
+    paper, megatron, ours = re.split(r"^## From .*$", str(made["map.md"]), flags=re.M)[1:]
+    files = (ROOT / "minimegatron" / "models" / "families").glob("[a-z]*.py")
+    families = {path.stem for path in files if re.search(r"\bregister\($", path.read_text(), re.M)}
+    shown = set(re.findall(r"^\| \[models/families/(\w+)\]", ours, re.M))
+    assert len(families) >= 15 and families - shown == set(), "its lecture ends with its sources"
+    for name in os.listdir(ROOT / "course"):
+        assert name[0] not in "01" or (f"(labs/{name}.ipynb)" in paper and f"(labs/{name}.ipynb)" in ours), name
+    for room in ("T5", "bert", "mamba", "multimodal", "vision", "gpt"):
+        assert f"### megatron/core/models/{room}\n" in megatron
+    chinese = re.split(r"^## 从.*$", str(made["zh/map.md"]), flags=re.M)[1:]
+    for english, translated in zip((paper, megatron, ours), chinese, strict=True):
+        assert english.count("\n| ") == translated.count("\n| ") and english.count("](") == translated.count("](")
+    assert "](labs/13_state_space.ipynb)" in chinese[0] and "](../api/minimegatron/comm/mesh.md)" in chinese[2]
+
+
+def test_the_files_of_megatron_core_are_those_of_the_version_that_is_installed(made: dict[str, str | bytes]) -> None:
+    spec = importlib.util.find_spec("megatron")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("megatron-core is not installed")
+    there = Path(next(iter(spec.submodule_search_locations))).parent
+    said = re.split(r"^## From .*$", str(made["map.md"]), flags=re.M)[2]
+    lost = []
+    for folder, rows in re.findall(r"^### (megatron/core\S*)\n(.*?)(?=^###|\Z)", said, re.M | re.S):
+        lost += [f"{folder}/{name}" for name in re.findall(r"^\| `([\w.]+)`", rows, re.M)
+                 if not (there / folder / name).exists()]  # fmt: skip
+    assert not lost
 
 
 # ------------------------------------------------------------------------------ questions, glossary, notebooks
@@ -282,8 +317,24 @@ def test_a_reading_plan_of_seven_phases() -> None:
     }
     for lab, said in re.findall(r"\(\.\./labs/(\w+)\.ipynb\), ([^|]*)", text):
         for heading in re.findall(r"\*([^*]+)\*", said.split(";")[0]):
-            wanted = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-            assert any(have.endswith(wanted) for have in headings[lab]), (lab, heading)
+            assert any(have.endswith(pages.slug(heading)) for have in headings[lab]), (lab, heading)
+
+
+def test_a_question_leads_to_the_section_that_answers_it(made: dict[str, str | bytes]) -> None:
+    """In both languages; that each of these sections is there, a test of all links says."""
+    rows = []
+    for name, asked in (
+        ("docs/reading_plan.md", "A question of your own"),
+        ("docs/reading_plan.zh.md", "你自己的问题"),
+    ):
+        table = re.split(rf"^## {asked}$", str(made[name]), flags=re.M)[1].split("\n## ")[0]
+        rows.append(re.findall(r"^\| (?!you ask|你问|-)(.*) \|$", table, re.M))
+        assert all("ipynb#" in row for row in rows[-1]) and "](../api/minimegatron/layers/recompute.md)" in table
+        plain = re.sub(r"\[\*[^*]+\*\]", "", table)
+        assert "*" not in plain, "a heading that its lab has not"
+    assert len(rows[0]) == len(rows[1]) >= 13
+    assert any("idle" in row and "labs/03_pipeline_1f1b.ipynb#time-against-memory" in row for row in rows[0])
+    assert any("空闲" in row and "zh/labs/03_pipeline_1f1b.ipynb#时间与内存的取舍" in row for row in rows[1])
 
 
 def test_notebooks_keep_their_outputs_and_say_where_else_to_read(made: dict[str, str | bytes]) -> None:

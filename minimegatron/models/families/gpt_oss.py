@@ -12,7 +12,7 @@
 A published file stacks its experts, with the columns of gate and up in turn (`checkpoint/stacks`), and packs them in 4
 bits (`checkpoint/mxfp4`).
 
-OpenAI, arXiv:2508.10925.
+OpenAI, arXiv:2508.10925. Megatron-LM: `examples/gptoss/01_convert_from_hf.py`.
 """
 
 from __future__ import annotations

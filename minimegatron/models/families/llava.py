@@ -11,7 +11,8 @@
 A file that is written here has the layers that are computed, and `vision_feature_layer` -1; its encoder's last norm,
 which nobody reads, is left out. The class token stays in the encoder (`vision_feature_select_strategy` default).
 
-Liu et al. 2023 (arXiv 2304.08485, 2310.03744); Radford et al. 2021 (arXiv 2103.00020).
+Liu et al. 2023 (arXiv 2304.08485, 2310.03744); Radford et al. 2021 (arXiv 2103.00020). Megatron-LM:
+`megatron/core/models/multimodal/llava_model.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 There are no positions and no MLP. What is said of how it is trained (`residual_in_fp32`, the range of initial time
 steps) or computed (`chunk_size`) does not change logits, and is not read.
 
-Dao and Gu, arXiv:2405.21060.
+Dao and Gu, arXiv:2405.21060. Megatron-LM: `megatron/core/models/mamba/mamba_model.py`.
 """
 
 from __future__ import annotations
