@@ -25,7 +25,8 @@ takes at least `call` seconds for each operation and message (`pass_time`). It i
 
 **A collective** runs as a ring: its bytes (`trace.Event.wire_bytes`) over the slowest link, and a latency for each of
 its N - 1 steps; an all-reduce has the 2 log N steps of a tree. A group with g ranks on each node has g network cards
-there, so between nodes its ranks share g times the rate of one card, at most NVLink's rate.
+there, so between nodes its ranks share g times the rate of one card, at most NVLink's rate. Where the nodes hold
+different numbers of them, g is the smallest: each ring passes through every node.
 
 The runs that `call` is fitted to: Bang et al. 2023 (arXiv 2312.12391).
 """
@@ -35,6 +36,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -166,16 +168,16 @@ class Cluster(Config):
         return self.latency_inside if self._together(ranks) == len(ranks) else self.latency_between
 
     def _together(self, ranks: Sequence[int]) -> int:
-        """How many of the ranks are on the node of the first rank."""
-        return _on_first_node(tuple(ranks), self.gpus_per_node)
+        """How many of the ranks are on one node, on that with the fewest."""
+        return _fewest_on_a_node(tuple(ranks), self.gpus_per_node)
 
     def _slowest(self, ranks: Sequence[int], cards: int) -> float:
         return self.inside if self._together(ranks) == len(ranks) else min(self.inside, self.between * cards)
 
 
 @functools.cache
-def _on_first_node(ranks: tuple[int, ...], gpus_per_node: int) -> int:
-    return sum(rank // gpus_per_node == ranks[0] // gpus_per_node for rank in ranks)
+def _fewest_on_a_node(ranks: tuple[int, ...], gpus_per_node: int) -> int:
+    return min(Counter(rank // gpus_per_node for rank in ranks).values())
 
 
 def _given(gpu: str, mebibytes: int, copy: float, inside: float, between: float, **more: Any) -> Cluster:

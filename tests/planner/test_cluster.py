@@ -69,6 +69,14 @@ def test_a_ring_between_nodes_has_the_cards_of_its_ranks() -> None:
     assert ROUND.collective("all_gather", 8.0, (0, 4)) == 8 / 2 / 1.0 + 3.0
 
 
+def test_a_ring_has_the_cards_of_the_node_with_the_fewest_of_its_ranks() -> None:
+    """Six ranks two apart, on nodes of eight: four on the first, two on the second; and the same the other way round."""
+    eight = Cluster.from_dict(ROUND.to_dict() | {"gpus_per_node": 8})
+    assert eight.rate((0, 2, 4, 6, 8, 10)) == eight.rate((4, 6, 8, 10, 12, 14)) == 2.0
+    assert ROUND.collective("all_gather", 10.0, (0, 1, 2, 3, 4)) == 10 * 4 / 5 / 1.0 + 4 * 3.0
+    assert ROUND.collective("all_to_all", 100.0, (0, 1, 2, 3, 4)) == pytest.approx(80 / 1.0 + 4 * 3.0)
+
+
 def test_rows_for_another_node_leave_through_a_rank_s_own_card() -> None:
     """Half of what a rank sends is for the other four: 60 bytes at 1 a second; inside a node all of it at 4."""
     assert ROUND.collective("all_to_all", 120.0, range(8)) == pytest.approx(60 + 7 * 3)
