@@ -16,8 +16,7 @@ WRONG = [
          mistake="n_e counts the first choice of each token only. A token counts for k experts."),
     Edit("    counts =", f"    p = logits.masked_fill({_CHOSEN} == 0, -torch.inf).softmax(-1)\n    counts =",
          mistake="Here p is the softmax over the chosen experts. The balancing loss takes it over *all* of them: "
-         "experts that are "
-         "not chosen must learn, too, that they are cheap."),
+         "the router must learn of experts that are not chosen, too."),
     Edit("    paid =", f"    price = price * {_CHOSEN}\n    paid =",
          mistake="Here a token pays only for the experts that it chose. "
          "The sum over t holds the p of all tokens, chosen or not."),

@@ -9,7 +9,7 @@ WRONG = [
     Edit("size[dim] //= parts", "pass", ("part * size[dim]", "0"), mistake="The numbers are counted in the part, row by row, not in the whole tensor."),
     Edit("part * size[dim]", "(parts - 1 - part) * size[dim]", mistake="That is another part: part 0 is the first."),
     Edit("b + o]", "b - a]", mistake="The second number of a range is where it stops, not how long it is."),
-    Edit("b + o]", "b + o - 1]", mistake="The last row and the last column of a range are not included, as in Python."),
+    Edit("b + o]", "b + o - 1]", mistake="The second number of a range is not included, as in Python."),
     Edit(
         "size = [rows, columns]\n    size[dim]", "size = [columns, rows] if dim else [rows, columns]\n    size[0]",
         ("offset[dim] = part * size[dim]", "offset[0] = part * size[0]"), ("zip(box, offset)]", "zip(box, offset)][:: 1 - 2 * dim]"),

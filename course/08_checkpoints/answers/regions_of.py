@@ -5,7 +5,7 @@ _LAST = "place.offset + place.length"
 
 WRONG = [
     Edit("[start, start + size]", "[start, size]", mistake="`sizes` are sizes. The end of a box is its offset and its size together."),
-    Edit(_LAST, "place.length", mistake="`length` is a length. The last byte is at offset + length."),
+    Edit(_LAST, "place.length", mistake="`length` is a length. The bytes end before offset + length."),
     Edit("place.offset, place.offset", "0, place.offset", mistake="A file has several chunks: this one begins at its offset."),
     Edit("if index.fqn == name", "if True"),
     Edit("index.fqn == name", "index.fqn.startswith(name)"),
