@@ -349,7 +349,7 @@ check("bytes_sent")
 # payload to its neighbour. This takes a latency, and the bytes divided by the rate. A group within a node sends at
 # `inside` bytes/s, with latency `near`. A ring over several nodes is as slow as its slowest link, and each of its steps
 # has latency `far`. But each rank has a network card of its own, of `between` bytes/s. A group runs several rings side by
-# side (NCCL's *channels*), and each of them leaves the node through another card of the group. Together they are at most
+# side (NCCL's *channels*), and each of them leaves a node through another card of the group. Together they are at most
 # as fast as `inside`.
 #
 # An example: nodes of 4 GPUs, inside 100 bytes/s, between 10, near 1 s, far 3 s; the dp group above, 800 bytes. The
@@ -371,7 +371,8 @@ def axis_seconds(
     place, n = list(sizes).index(axis), sizes[axis]
     stride = prod(list(sizes.values())[:place])
     ranks = [stride * k for k in range(n)]
-    together = sum(rank < node for rank in ranks)
+    nodes = [rank // node for rank in ranks]
+    together = min(nodes.count(one) for one in nodes)
     rate = inside if together == n else min(inside, together * between)
     latency = near if together == n else far
     return {"ranks": ranks, "seconds": (n - 1) * (payload / n / rate + latency)}
@@ -409,10 +410,9 @@ guessed("outer", outer["seconds"] / inner["seconds"], "times longer")
 # * *A pass.* The batch is cut over all GPUs, and into m microbatches. A GPU computes `reached` of its peak. In which pass
 #   does full recompute cost time, and how much?
 # * *A microbatch* has both passes, and waits `waits` seconds for messages that nothing hides.
-# * *The bubble.* While the pipeline fills and empties, a rank idles. For how many microbatches of one chunk (lab 03)?
-#   They wait for messages, too.
-# * *Gradients.* Their messages take `gradients` seconds in all, and travel while the last microbatch goes back through
-#   all chunks of the rank. What is left of them makes the step longer.
+# * *The bubble.* While the pipeline fills and empties, a rank idles: for how many microbatches of one chunk (lab 03)?
+# * *Gradients.* Their messages take `gradients` seconds in all, and travel while the rank computes the last microbatch's
+#   backward pass, through all its chunks. What is left of them makes the step longer.
 #
 # The MFU (model FLOPs utilisation) is model FLOPs / (seconds · GPUs · peak). The HFU (hardware FLOPs utilisation)
 # counts recomputed FLOPs, too. A paper that states its HFU as "utilisation" looks a third better with full recompute,
@@ -424,12 +424,11 @@ guessed("outer", outer["seconds"] / inner["seconds"], "times longer")
 # MFU is 24000 / (12 · 4 · 1000) = 50 %.
 #
 # A second one: the same in a pipeline of 2 ranks with 2 chunks each, all recomputed, with `waits` 1 s and `gradients`
-# 9 s. Two microbatches take 18 s, the bubble 4.5 s, and 3 s of the gradients are left: 25.5 s. The MFU is 23.5 %, the
-# HFU 31.4 %.
+# 9 s. The step takes 25.5 s, the MFU is 23.5 %, the HFU 31.4 %. Find the 25.5 s by hand before you write the function.
 #
 # **Exercise.** Return {"seconds": ..., "mfu": ..., "hfu": ...}. `matrices` and `square` are FLOPs of one sample's forward
 # pass through the whole model, not yet divided among GPUs; `square` is attention's without a mask. `full` says whether
-# everything is recomputed. There may be fewer microbatches than ranks of the pipeline: the bubble is the same then.
+# everything is recomputed. There may be fewer microbatches than ranks of the pipeline.
 
 # %%
 # %%exercise step_time
@@ -639,9 +638,10 @@ planned_and_done(pipeline.events(0.05), events, title)
 # ### Seconds of a real step
 #
 # A sleep takes as long as it is told to. Does a computation? The folded cell measures: it runs a small Llama on one core
-# of this machine, forward and backward, 2 microbatches a step, in three sizes. It also times one product alone. (Counted
-# are the seconds in which the core works for it, so other programs do not matter much.) With the rate of that product as
-# the peak, your `step_time` says how long the products of a step take. Guess how long the step takes.
+# of this machine, forward and backward, 2 microbatches a step, in three sizes. It also times one product alone, computed
+# as the model's layers do. (Counted are the seconds in which the core works for it, so other programs do not matter
+# much.) With the rate of that product as the peak, your `step_time` says how long the products of a step take. Guess how
+# long the step takes.
 
 # %%
 guess("slower", None, "2 layers, 128 tokens: a step takes how many times as long as its products at that rate?")
@@ -652,6 +652,7 @@ import time
 import torch
 
 from minimegatron.comm.mesh import Mesh
+from minimegatron.kernels.products import linear
 from minimegatron.models.decoder import build_model
 from minimegatron.models.families import family_config
 
@@ -676,11 +677,17 @@ def step_of(layers, s):
     return step
 
 
-threads, x, w = torch.get_num_threads(), torch.randn(512, 256), torch.randn(256, 1024)
+def twenty_products():
+    """As the model's layers multiply."""
+    for _ in range(20):
+        linear(x, w)
+
+
+threads, x, w = torch.get_num_threads(), torch.randn(512, 256), torch.randn(1024, 256)
 torch.set_num_threads(1)
-work = {name: step_of(*size) for name, size in SIZES.items()} | {"a product": lambda: [x @ w for _ in range(20)]}
+work = {name: step_of(*size) for name, size in SIZES.items()} | {"a product": twenty_products}
 took = dict.fromkeys(work, float("inf"))
-for _ in range(3):  # in turn; the shortest counts
+for _ in range(8):  # in turn; the shortest counts
     for name, run in work.items():
         began = time.process_time()
         run()
@@ -716,8 +723,8 @@ guessed("slower", round(slower, 2), "times as long")
 # A product alone promises too much: norms, softmax and activations move bytes, and `step_time` counts no FLOPs for
 # them. Small products do not reach the rate either. So one step is measured, and its rate taken for the others: this is
 # what `reached` is. It carries over as far as the mix of work is the same. With more layers it nearly is. With longer
-# sequences attention has a larger part, and a rate of its own. So the planner has a rate for each kind of operation
-# (`minimegatron plan --measure` times those of your machine), and no rate for all.
+# sequences products are larger, and attention has a larger part, with a rate of its own. So the planner has a rate for
+# each kind of operation (`minimegatron plan --measure` times those of your machine), and no rate for all.
 
 # %% [markdown]
 # ### A search
@@ -1217,19 +1224,21 @@ waterfall(losses(told.time), work=told.time.model_flops / 1024, title="Your run 
 #
 # ### Then something changes
 #
-# Before your run starts, something changes: four cases, each by itself. A search prints layouts; it does not say what a
+# Before your run starts, something changes: five cases, each by itself. A search prints layouts; it does not say what a
 # change means for yours.
 #
 # | key | what changes | what you return |
 # |---|---|---|
 # | `half` | 512 GPUs are free, not 1,024. The layout and the batch stay | {"seconds": of a step, within 1 %, "left": GiB that stay free} |
+# | `fewest` | more and more GPUs are taken away. The layout and the batch stay | how many GPUs the run needs at least, so that 10 GiB still stay free |
 # | `selective` | recompute is "selective", not "none" | the GiB that this frees on the fullest rank; below 0 if it takes more |
 # | `reserve` | the 4 GiB of a card that are no tensor's (section 1). They are assumed | how many they may be, so that 10 GiB still stay free |
 # | `longer` | sequences of 16,384 tokens, 256 in a batch: as many tokens as before | a layout for them. It keeps 10 GiB free, and is at most 12 % slower than the fastest one that does |
 #
 # Find `half` with pencil and paper, from what `try_layout` printed of your layout: which seconds does a step have once for
-# each microbatch, which once in all? Which bytes are shared out among fewer ranks now? Guess `selective` before you plan
-# it. For `longer` think first which one or two sizes must change; then `try_layout(..., flags=LONGER)`.
+# each microbatch, which once in all? Which bytes are shared out among fewer ranks now? `fewest` follows from the same
+# bytes, and from what must divide what (part B). Guess `selective` before you plan it. For `longer` think first which
+# one or two sizes must change; then `try_layout(..., flags=LONGER)`.
 
 # %%
 LONGER = f"--preset llama3-70b --seq-length 16384 --global-batch-size 256 {BEST}"
@@ -1242,11 +1251,12 @@ guess("selective", None, "GiB that selective recompute frees in your layout?")
 # %%
 # %%exercise changed
 def changed() -> dict:
-    """{"layout": {...}, "half": {"seconds": ..., "left": ...}, "selective": ..., "reserve": ..., "longer": {...}}"""
+    """{"layout": ..., "half": {"seconds": ..., "left": ...}, "fewest": ..., "selective": ..., "reserve": ..., "longer": ...}"""
     ### BEGIN SOLUTION
     layout = {"tp": 4, "cp": 2, "pp": 2, "v": 20, "micro": 2, "zero": 2, "recompute": "none"}
     half = {"seconds": 8.43, "left": 11.4}
-    return {"layout": layout, "half": half, "selective": -2.8, "reserve": 6.4, "longer": {**layout, "micro": 1}}
+    more = {"fewest": 512, "selective": -2.8, "reserve": 6.4, "longer": {**layout, "micro": 1}}
+    return {"layout": layout, "half": half, **more}
     ### END SOLUTION
 
 
@@ -1352,7 +1362,7 @@ check("two_runs")
 # | `checkpoint` | Bytes of a checkpoint to go on from: bf16 weights, fp32 main parameters and moments. |
 # | `smallest` | How many GPUs with 80·10⁹ bytes for it hold the state at least, with ZeRO-3 and 16 bytes a parameter? (2 + 2 + 12, gradients in 16 bits, as the ZeRO paper counts. Part A keeps them in fp32: 18.) |
 # | `tokens` | A layer has 12 h² parameters. tp sends eight payloads of `tokens` · h numbers for it (four all-reduces), ZeRO-3 three of 12 h². At how many tokens of a microbatch do both send equally many numbers? (Numbers, not bytes; leave out the (n - 1)/n of a ring.) |
-# | `logits` | A microbatch has `s` tokens, and the model `words` words. While the last stage computes the loss, it holds all logits in bf16, and a copy of them in fp32. Both are cut over `tp`. How many bytes of logits has a rank? (Llama 3 70B on tp 1, 8,192 tokens: 6.3 GB, its largest activations.) |
+# | `logits` | A microbatch has `s` tokens, and the model `words` words. While the last stage computes the loss, it holds all logits in bf16, and a copy of them in fp32. Both are cut over `tp`, like the output layer that computes them. How many bytes of logits has a rank? (Llama 3 70B on tp 1, 8,192 tokens: 6.3 GB, its largest activations.) |
 
 # %%
 # %%exercise asked
@@ -1368,7 +1378,7 @@ def asked(
         "checkpoint": 14 * parameters,
         "smallest": -(-16 * parameters // 80_000_000_000),
         "tokens": 9 * h // 2,
-        "logits": 6 * s * words // tp,
+        "logits": 6 * s * (-(-words // (128 * tp)) * 128),
     }
     ### END SOLUTION
 

@@ -18,7 +18,7 @@ from minimegatron.footprint.states import meta_model, meta_wrapper, states
 from minimegatron.models.families import family_config
 from minimegatron.parallel.pipeline.schedules import build_schedule
 from minimegatron.planner.closed_forms import bubble, crossover_tokens, in_flight, sent
-from minimegatron.planner.cluster import CLUSTERS
+from minimegatron.planner.cluster import CLUSTERS, Cluster
 from minimegatron.planner.layouts import layouts
 from minimegatron.planner.planning import RECOMPUTE
 from minimegatron.planner.search import search
@@ -203,6 +203,17 @@ def test_seconds_of_an_axis_are_those_of_the_planners_ring(axis):
     assert told["seconds"] == pytest.approx(h100.collective("all_gather", 1e9, told["ranks"]))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_seconds_of_a_group_that_lies_unevenly_on_its_nodes_are_the_planners(seed):
+    inputs = part("links")._some(Draw(seed))
+    sizes, links = {"tp": 1 + seed % 3, "dp": 5 + seed}, {name: inputs[name] for name in ("inside", "between")}
+    cluster = Cluster(
+        gpus_per_node=8, link_share=1.0, **links, latency_inside=inputs["near"], latency_between=inputs["far"]
+    )
+    told = LAB["axis_seconds"].reference(**{**inputs, "sizes": sizes, "axis": "dp", "node": 8})
+    assert told["seconds"] == pytest.approx(cluster.collective("all_gather", inputs["payload"], told["ranks"]))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_replicas_are_counted_on_a_mesh(seed):
     at = part("replicas")._some(Draw(seed))
@@ -244,3 +255,7 @@ def test_half_of_the_gpus_by_hand_is_near_enough_to_the_plan(layout):
     more = sum(told.memory[told.fullest].peak[owner] for owner in owners) / capstone.GIB
     assert 2 * (told.time.seconds - once) + once == pytest.approx(half.time.seconds, rel=0.01)
     assert capstone.left_of(told) - more == pytest.approx(capstone.left_of(half), abs=part("changed").NEAR)
+    ranks, gpus = at["tp"] * at["cp"] * at["pp"], capstone.WORLD
+    while gpus > ranks and capstone.left_of(told) - more * (2 * capstone.WORLD // gpus - 1) >= capstone.MARGIN:
+        gpus //= 2
+    assert part("changed")._fewest({"fewest": gpus}, at) is None

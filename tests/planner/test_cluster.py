@@ -70,7 +70,7 @@ def test_a_ring_between_nodes_has_the_cards_of_its_ranks() -> None:
 
 
 def test_a_ring_has_the_cards_of_the_node_with_the_fewest_of_its_ranks() -> None:
-    """Six ranks two apart, on nodes of eight: four on the first, two on the second; and the other way round."""
+    """Six ranks two apart, on nodes of eight: four on one node, two on the other."""
     eight = Cluster.from_dict(ROUND.to_dict() | {"gpus_per_node": 8})
     assert eight.rate((0, 2, 4, 6, 8, 10)) == eight.rate((4, 6, 8, 10, 12, 14)) == 2.0
     assert ROUND.collective("all_gather", 10.0, (0, 1, 2, 3, 4)) == 10 * 4 / 5 / 1.0 + 4 * 3.0

@@ -1,6 +1,8 @@
 from labkit.answers import Edit, Same
 
 _DAYS = "6 * parameters * tokens / (gpus * tflops * 1e12) / 86_400"
+_LOGITS, _CUT = "6 * s * (-(-words // (128 * tp)) * 128)", "logits: the output layer is cut by words, so each rank of tp has its part of the logits."
+_TWICE = "logits: they are there twice, in bf16 and in fp32: 2 + 4 bytes."
 _LEAST, _SMALLEST = "-(-100 * (p - 1) // (v * percent))", "-(-16 * parameters // 80_000_000_000)"
 
 WRONG = [
@@ -15,9 +17,15 @@ WRONG = [
     Edit(_SMALLEST, "16 * parameters // 80_000_000_000", mistake="smallest: rounded down, it does not fit."),
     Edit("9 * h // 2", "9 * h", mistake="tokens: four all-reduces send eight payloads; ten are sent with sequence parallelism."),
     Edit("9 * h // 2", "3 * h", mistake="tokens: ZeRO-3 gathers weights twice and scatters gradients once: three times 12 h^2."),
-    Edit("6 * s * words // tp", "6 * s * words", mistake="logits: the output layer is cut by words, so each rank of tp has its part of the logits."),
-    Edit("6 * s * words // tp", "4 * s * words // tp", mistake="logits: they are there twice, in bf16 and in fp32: 2 + 4 bytes."),
-    Edit("6 * s * words // tp", "2 * s * words // tp", mistake="logits: they are there twice, in bf16 and in fp32: 2 + 4 bytes."),
+    Edit(_LOGITS, "6 * s * words // tp", mistake="logits: the output layer has a few more words than the model, so that tp can cut them evenly (part A)."),
+    Edit(_LOGITS, "6 * s * -(-words // tp)", mistake="logits: the output layer has a few more words than the model, so that tp can cut them evenly (part A)."),
+    Edit(_LOGITS, "6 * s * (-(-words // 128) * 128) // tp", mistake="logits: the output layer's words are a multiple of 128 for each rank of tp, not of 128 for all of them."),
+    Edit(_LOGITS, "6 * s * words", mistake=_CUT),
+    Edit(_LOGITS, _LOGITS + " * tp", mistake=_CUT),
+    Edit(_LOGITS, "4 * s * words // tp", mistake=_TWICE),
+    Edit(_LOGITS, "2 * s * words // tp", mistake=_TWICE),
+    Edit(_LOGITS, _LOGITS.replace("6", "4", 1), mistake=_TWICE),
+    Edit(_LOGITS, _LOGITS.replace("6", "2", 1), mistake=_TWICE),
     Edit(_LEAST, "100 * (p - 1) // (v * percent) + 1"),
     Edit(_LEAST, f"-(-{_LEAST} // p) * p"),
     Edit(_LEAST, "-(-100 * p // (v * percent))", mistake="microbatches: the bubble is p - 1 passes of a chunk, not p."),
@@ -55,7 +63,7 @@ def asked(parameters, tokens, gpus, tflops, p, v, percent, h, s, words, tp):
     flops = parameters * tokens * (2 + 4)
     return {"days": flops / gpus / tflops / 1e12 / 24 / 60 / 60, "microbatches": m, "checkpoint": (2 + 4 + 4 + 4) * parameters,
             "smallest": parameters * 16 // 80_000_000_000 + (parameters * 16 % 80_000_000_000 > 0), "tokens": 36 * h * h // (8 * h),
-            "logits": 2 * s * words // tp + 4 * s * words // tp}
+            "logits": sum(n * s * next(k for k in range(words, 2 * words) if k % (128 * tp) == 0) // tp for n in (2, 4))}
 
 
 # %% right: floats
@@ -66,7 +74,7 @@ def asked(parameters, tokens, gpus, tflops, p, v, percent, h, s, words, tp):
         "microbatches": max(1, math.ceil((p-1)/v/(percent/100))),
         "checkpoint": 14*parameters,
         "smallest": math.ceil(16*parameters/80e9),
-        "tokens": 4.5*h, "logits": s * words * 6 / tp,
+        "tokens": 4.5*h, "logits": s * math.ceil(words / 128 / tp) * 128 * 6,
     }
 
 
@@ -78,4 +86,4 @@ import math
 def asked(parameters, tokens, gpus, tflops, p, v, percent, h, s, words, tp):
     share = percent / 100 - 1e-9
     return {"days": 6 * parameters * tokens / gpus / tflops / 1e12 / 86400, "microbatches": math.ceil((p - 1) / (v * share)),
-            "checkpoint": 14 * parameters, "smallest": math.ceil(16 * parameters / 80e9), "tokens": 4.5 * h, "logits": 6 * s * words / tp}
+            "checkpoint": 14 * parameters, "smallest": math.ceil(16 * parameters / 80e9), "tokens": 4.5 * h, "logits": 6 * s * 128 * math.ceil(words / tp / 128)}

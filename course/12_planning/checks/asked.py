@@ -8,6 +8,8 @@ from typing import Any
 from labkit.compare import ANYTHING
 from labkit.exercises import Case, Draw, Exercise
 
+from .states import padded
+
 DAY = 86_400
 
 
@@ -21,7 +23,7 @@ def asked(
         "checkpoint": 14 * parameters,
         "smallest": -(-16 * parameters // (80 * 10**9)),
         "tokens": 9 * h // 2,
-        "logits": (2 + 4) * s * (words // tp),
+        "logits": (2 + 4) * s * (padded(words, tp) // tp),
     }
 
 
@@ -40,7 +42,7 @@ def _some(draw: Draw) -> dict[str, Any]:
             "gpus": 8 * draw.integer(1, 2000), "tflops": float(draw.integer(150, 900)), "p": p,
             "v": v, "percent": percent, "h": 128 * draw.integer(8, 160),
             "s": 512 * draw.integer(1, 64),
-            "words": 1024 * draw.integer(30, 250), "tp": draw.choice([1, 2, 4, 8])}  # fmt: skip
+            "words": draw.integer(30_000, 250_000), "tp": draw.choice([1, 2, 4, 8])}  # fmt: skip
 
 
 def _only(name: str) -> Callable[..., dict[str, Any]]:
@@ -68,9 +70,11 @@ ASKED = Exercise(
         _question("smallest", {"parameters": 9 * 10**9}, {"parameters": 7 * 10**11}, {"parameters": 10**10},
                   {"parameters": 80_000_000_001}),
         _question("tokens"),
-        _question("logits"),
+        _question("logits", {"s": 8192, "words": 128_256, "tp": 8}, {"words": 50_257, "tp": 2},
+                  {"words": 1000, "tp": 1}),
     ],
     idea="Each is one line of arithmetic; write down what is equal to what before you divide.",
     hint="days = 6 P T / (n X) / 86400; (p - 1)/(v m) <= percent/100, so m = ceil(100 (p - 1) / (v percent)), 1 at "
-    "least; 14 P; ceil(16 P / 80e9); 8 tokens h = 3 * 12 h^2; (2 + 4) s words / tp.",
+    "least; 14 P; ceil(16 P / 80e9); 8 tokens h = 3 * 12 h^2; (2 + 4) s V' / tp "
+    "with V' of part A.",
 )  # fmt: skip

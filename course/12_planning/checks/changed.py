@@ -1,4 +1,4 @@
-"""Lab 12, the capstone's second half: half of the GPUs, longer sequences, another card, selective recompute.
+"""Lab 12, the capstone's second half: fewer GPUs, longer sequences, another card, selective recompute.
 
 The planner judges the learner's numbers over the learner's own layout.
 """
@@ -14,7 +14,8 @@ from .capstone import MARGIN, SIZES, left_of, planned, too_large, too_slow, wron
 
 LONGER = {"tokens": 16_384, "batch": 256}
 FASTEST_LONGER = {"tp": 8, "cp": 1, "pp": 1, "v": 1, "micro": 1, "zero": 3, "recompute": "none"}
-NAMES, NEAR, GIB = ("layout", "half", "selective", "reserve", "longer"), 0.5, 2**30
+BATCH, NEAR, GIB = 512, 0.5, 2**30
+NAMES = ("layout", "half", "fewest", "selective", "reserve", "longer")
 
 
 def _number(value: Any) -> bool:
@@ -31,6 +32,8 @@ def _fields(value: Any) -> str | None:
     half = value["half"]
     if not isinstance(half, dict) or set(half) != {"seconds", "left"} or not all(map(_number, half.values())):
         return "half is a dict of two numbers, seconds and left"
+    if not _number(value["fewest"]) or value["fewest"] % 1 or value["fewest"] < 1:
+        return "fewest is a whole number of GPUs"
     return None if _number(value["selective"]) and _number(value["reserve"]) else "selective and reserve are numbers"
 
 
@@ -73,6 +76,21 @@ def _left(value: dict[str, Any], layout: dict[str, Any]) -> str | None:
     return f"left: the plan says {'more' if want > told else 'less'}"
 
 
+def _fewest(value: dict[str, Any], layout: dict[str, Any]) -> str | None:
+    gpus, model_ranks, micro = int(value["fewest"]), layout["tp"] * layout["cp"] * layout["pp"], layout["micro"]
+    dp, rest = divmod(gpus, model_ranks)
+    if rest or not dp:
+        return f"fewest: {gpus} GPUs are no multiple of tp {layout['tp']} · cp {layout['cp']} · pp {layout['pp']}"
+    if BATCH % (dp * micro):
+        cut = f"can a batch of {BATCH} samples be cut for them, in microbatches of {micro}?"
+        return f"fewest: on {gpus} GPUs dp is {dp}; {cut}"
+    if left_of(planned(gpus, **layout)) < MARGIN - NEAR:
+        return f"fewest: on {gpus} GPUs fewer than {MARGIN} GiB stay free; what ZeRO shares out has fewer ranks there"
+    less = max((n for n in range(1, dp) if BATCH % (n * micro) == 0), default=0) * model_ranks
+    enough = less and left_of(planned(less, **layout)) >= MARGIN + NEAR
+    return f"fewest: on fewer GPUs than {gpus} it runs, too, and {MARGIN} GiB stay free" if enough else None
+
+
 def _selective(value: dict[str, Any], layout: dict[str, Any]) -> str | None:
     none, again = (planned(**{**layout, "recompute": how}).bytes for how in ("none", "selective"))
     want = (none - again) / GIB
@@ -104,17 +122,20 @@ CHANGED = Exercise(
     cases=[
         Case("512 GPUs: the seconds of a step", {}, accept=[_judged(_seconds)]),
         Case("512 GPUs: the GiB that stay free", {}, accept=[_judged(_left)]),
+        Case("the fewest GPUs", {}, accept=[_judged(_fewest)]),
         Case("what selective recompute frees", {}, accept=[_judged(_selective)]),
         Case("the largest reserve of a card", {}, accept=[_judged(_reserve)]),
         Case("16,384 tokens: 10 GiB stay free, and a step takes at most 12 % longer than with the fastest layout", {},
-             points=2, accept=[_judged(_longer)]),
+             accept=[_judged(_longer)]),
     ],
     errors={"NameError": "The exercise's cell knows none of the notebook's names: write down the numbers."},
     idea="Half of the GPUs, half of dp: twice the microbatches on a rank. What comes once for each, what once a step? "
-    "What does ZeRO share out over dp? At 16 k: which size restores a rank's tokens?",
+    "What does ZeRO share out over dp, and for which dp can the batch be cut? At 16 k: which size restores a rank's "
+    "tokens?",
     hint="seconds = 2 (all - once) + once, where bubble, gradients and weights come once: the bubble is p - 1 passes "
     "of a chunk. (With ZeRO-3, rings of half as many ranks also have half of the latencies: plan it.) left: main "
-    "parameters and moments double, with ZeRO-2 gradients, too, with ZeRO-3 also parameters. reserve = 4 + left - 10. "
-    "selective: plan both, and subtract. longer: half of micro, or twice cp.",
+    "parameters and moments double, with ZeRO-2 gradients, too, with ZeRO-3 also parameters. fewest: halve dp, and "
+    "these bytes double, as long as 10 GiB stay free. reserve = 4 + left - 10. selective: plan both, and subtract. "
+    "longer: half of micro, or twice cp.",
     seconds=60.0,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from labkit.exercises import Case, Draw, Exercise
@@ -17,9 +18,9 @@ def axis_seconds(
         if name == axis:
             ranks = [step * place for place in range(size)]
         step *= size
-    here = sum(rank < node for rank in ranks)
-    alone = here == len(ranks)
-    rate, latency = (inside, near) if alone else (min(inside, here * between), far)
+    on_nodes = Counter(rank // node for rank in ranks)
+    alone = len(on_nodes) == 1
+    rate, latency = (inside, near) if alone else (min(inside, min(on_nodes.values()) * between), far)
     hops = len(ranks) - 1
     return {"ranks": ranks, "seconds": hops * (payload / len(ranks) / rate + latency)}
 
@@ -29,11 +30,12 @@ _TINY = {"sizes": {"tp": 2, "dp": 4}, "axis": "dp", "payload": 800.0, **_RATES}
 _INNER = {"sizes": {"tp": 4, "cp": 3, "dp": 2}, "axis": "tp", "payload": 1200.0, **_RATES}
 _WIDE = {"sizes": {"tp": 2, "cp": 8, "dp": 3, "pp": 2}, "axis": "cp", "payload": 960.0, **_RATES, "node": 8}
 _CAPPED = {**_WIDE, "between": 60.0}
+_UNEVEN = {**_TINY, "sizes": {"tp": 2, "dp": 6}, "payload": 1200.0, "node": 8}
 
 
 def _some(draw: Draw) -> dict[str, Any]:
     names = draw.choice([["tp", "cp", "dp", "pp"], ["tp", "dp", "pp", "cp"], ["dp", "tp", "cp", "pp"]])
-    sizes = {name: draw.choice([2, 4, 8, 16]) for name in names}
+    sizes = {name: draw.choice([2, 3, 4, 6, 8, 16]) for name in names}
     axis, node = draw.choice(names), draw.choice([4, 8, 16])
     return {"sizes": sizes, "axis": axis, "payload": 1e6 * draw.integer(1, 900), "node": node,
             "inside": 1e9 * draw.integer(200, 900), "between": 1e9 * draw.integer(20, 90),
@@ -45,7 +47,14 @@ _FIXED = [
     for axis in ("tp", "cp", "dp", "pp")
     for node in (2, 4, 16)
     for between in (10.0, 70.0)
-] + [{**_TINY, **more} for more in ({"sizes": {"tp": 1, "dp": 4}}, {"sizes": {"tp": 8, "dp": 1}}, {"payload": 10.0})]
+] + [
+    {**_TINY, **more}
+    for more in (
+        {"sizes": {"tp": 1, "dp": 4}}, {"sizes": {"tp": 8, "dp": 1}}, {"payload": 10.0},
+        {"sizes": {"tp": 3, "dp": 5}}, {"sizes": {"tp": 3, "dp": 4}, "node": 8},
+        {"sizes": {"tp": 1, "dp": 11}, "node": 8}, {"sizes": {"tp": 3, "dp": 11}, "node": 8},
+    )
+]  # fmt: skip
 
 LINKS = Exercise(
     "axis_seconds",
@@ -55,9 +64,12 @@ LINKS = Exercise(
         Case("the innermost axis fills a node", _INNER),
         Case("cp 8 outside of tp 2, nodes of 8", _WIDE),
         Case("the same with a faster network", _CAPPED),
-        Case("other meshes, axes and links", _some, points=2, hidden=True, fixed=_FIXED),
+        Case("dp 6 outside of tp 2, nodes of 8", _UNEVEN),
+        Case("other meshes, axes and links", _some, hidden=True, fixed=_FIXED),
     ],
-    idea="Write down the ranks of the group first. How far apart are neighbours, and how many lie on the first node?",
-    hint="stride = product of the sizes before the axis; ranks = stride * k; g = how many are below `node`; if all: "
-    "inside and near; else min(inside, g * between) and far; (n - 1) * (payload / n / rate + latency).",
+    idea="Write down the ranks of the group first, with the node of each. A ring passes through all of them: how many "
+    "rings find a card of their own on every node?",
+    hint="stride = product of the sizes before the axis; ranks = stride * k, on nodes rank // node; g = how many are "
+    "on the node with the fewest; if all are on one: inside and near; else min(inside, g * between) and far; "
+    "(n - 1) * (payload / n / rate + latency).",
 )  # fmt: skip

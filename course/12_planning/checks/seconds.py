@@ -23,6 +23,7 @@ def step_time(
 _TINY = {"matrices": 900.0, "square": 200.0, "batch": 8, "gpus": 4, "peak": 1000.0, "reached": 0.5, "p": 1, "v": 1,
          "m": 2, "full": False, "waits": 0.0, "gradients": 0.0}  # fmt: skip
 _PIPE = {**_TINY, "p": 3, "m": 4, "batch": 12, "gpus": 6, "full": True}
+_SECOND = {**_TINY, "p": 2, "v": 2, "full": True, "waits": 1.0, "gradients": 9.0}
 _WAITS = {**_TINY, "waits": 0.75, "gradients": 7.0}
 
 
@@ -57,7 +58,8 @@ STEP = Exercise(
         Case("the example: 4 GPUs, 2 microbatches, nothing else", _TINY),
         Case("3 stages, 4 microbatches, full recompute", _PIPE),
         Case("0.75 seconds of waiting in each microbatch, gradients of 7 seconds", _WAITS),
-        Case("other runs, some with fewer microbatches than ranks", _some, points=3, hidden=True, fixed=_FIXED),
+        Case("the second example: 2 ranks with 2 chunks", _SECOND),
+        Case("other runs, some with fewer microbatches than ranks", _some, points=2, hidden=True, fixed=_FIXED),
     ],
     idea="Begin with the forward pass of one microbatch on one rank; every other time is a multiple of it or is added.",
     hint="sample = matrices + square / 2; forward = batch sample / (gpus m peak reached); backward = 2 forward, 3 with "
