@@ -8,7 +8,7 @@ WRONG = [
     Edit('("check", "weights"), ("first", "position"), ', '("check", "weights"), ', mistake="Other samples give other losses: look at `first` before you look at `loss`."),
     Edit('("rate", "schedule"), ', "", mistake="A plan of rates that begins anew shows in `rate`."),
     Edit(', ("scale", "scale"))', ")", mistake="A loss scale that begins anew shows in `scale`, and changes no loss here."),
-    Edit(_STREAMS, "", mistake="Adam's moments act on the weights, so on losses from the second step on. If the first one differs already, with the same weights and samples, something else was drawn."),
+    Edit(_STREAMS, "", mistake="Adam's moments act on the weights, so on losses from the second step on. If the first one differs already, with the same weights and samples, other random numbers were drawn."),
     Edit('return "moments" if straight["loss"] != resumed["loss"] else "nothing"', 'return "moments"', mistake="Where all numbers agree nothing was forgotten."),
     Edit('return "moments" if straight["loss"] != resumed["loss"] else "nothing"', 'return "nothing"', mistake="The first loss agrees and later ones do not: the step itself was another one."),
     Edit(_STREAMS, '    if straight["norm"][0] != resumed["norm"][0]:\n        return "moments"\n    if straight["loss"][0] != resumed["loss"][0]:\n        return "streams"\n', mistake="Moments act behind the gradient: they change neither the first loss nor its norm."),

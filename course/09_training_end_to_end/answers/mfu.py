@@ -20,7 +20,7 @@ WRONG = [
     Edit("wide = model[\"h\"], model[\"a\"] * model[\"d\"]", "wide = model[\"h\"], model[\"h\"]", mistake="a heads of d channels need not be h wide."),
     Edit(_AGAIN, "again = flops / 3", mistake="The output layer is not computed a second time."),
     Edit(_AGAIN, "again = 2 * model[\"layers\"] * layer", mistake="The forward pass of a layer has scores and values, too."),
-    Edit("(flops + again) * rate", "flops * rate", mistake="The hardware's share counts the second forward pass of the layers."),
+    Edit("(flops + again) * rate", "flops * rate", mistake="The hardware's share (HFU) counts the second forward pass of the layers."),
 ]
 
 EQUIVALENT = [

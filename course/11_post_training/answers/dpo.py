@@ -13,7 +13,7 @@ WRONG = [
     Edit("[-1.0, 1.0]", "[1.0, -1.0]", mistake="The signs are exchanged: to make the loss smaller the chosen answer must become likelier."),
     Edit("[-1.0, 1.0]", "[-1.0, -1.0]", mistake="The rejected answer is pushed down: its gradient has the other sign."),
     Edit(" * counts[..., None]", "", mistake="Tokens of the prompt and of the padding have a gradient here: the loss does not depend on them."),
-    Edit(_LOSS, "-torch.sigmoid(margin).log()", mistake="At a margin of -300 the sigmoid is 0 for a float, and its logarithm infinite: there is a function for the two together."),
+    Edit(_LOSS, "-torch.sigmoid(margin).log()", mistake="At a margin of -300 the sigmoid is 0 for a float, and its logarithm minus infinity: there is a function for the two together."),
     Edit("F.one_hot(words, logits.shape[-1]) - log_p.exp()", "F.one_hot(words, logits.shape[-1])", mistake="A log-probability has a gradient in all logits of its place: those of the other words go down."),
     Edit(_LOSS, "-F.logsigmoid(-margin)", mistake="The loss is small where the margin is large and positive."),
     Edit("margin = beta * (chosen - rejected)", "margin = chosen - rejected", mistake="The margin lacks beta."),

@@ -8,7 +8,7 @@ _WALK = """        counts.append(inside)
 """
 
 WRONG = [
-    Edit("return counts[1:]", "return counts[:-1]", mistake="The mask is that of ids, one place too early: a label is the id behind its input."),
+    Edit("return counts[1:]", "return counts[:-1]", mistake="The mask is that of ids, one place off: a label is the id behind its input."),
     Edit("counts.append(inside)", "counts.append(inside and token != end)", mistake="The token that ends an answer is the model's, too: without it, it never learns to stop."),
     Edit("inside = token != end", "inside = counts[-2] is False or token != end", mistake="An answer may be empty: then its first token is the one that stops it."),
     Edit("counts.append(inside)", "counts.append(inside and (at == 0 or counts[-1] or ids[at - 1] != opening[-1] or len(opening) == 1))",

@@ -14,7 +14,7 @@ WRONG = [
     Edit(_SENDS, 'm * layout["v"] * (2 - (rank == 0) - (rank == pp - 1))', mistake="pp: of the chunks of the last rank only its last one ends the model, and of those of the first rank only its first one begins it."),
     Edit("many * 4 * ring", "many * 2 * ring", mistake="ep: rows go there and back, and so do their gradients."),
     Edit("ring(dense, dp * cp)", "ring(dense, dp)", mistake="dp: ranks of cp have the same dense parameters, so their gradients are summed over dp * cp ranks."),
-    Edit("ring(experts, expert_dp)", "ring(experts, dp * cp)", mistake="dp: other ranks hold the same experts."),
+    Edit("ring(experts, expert_dp)", "ring(experts, dp * cp)", mistake="dp: the ranks that hold the same experts are not those of dp * cp."),
     Edit(_ZERO_3, "3: 2 + 2 + 4", mistake="dp: ZeRO-3 gathers the weights for every microbatch anew."),
     Edit("payload * (ranks - 1) // ranks", "payload * (ranks - 1)"),
     Edit(_CP, "(cp - 1) * (2 + 2 + 2) * numbers"),
