@@ -14,9 +14,9 @@ builds them: `GPTModel` of `models/decoder`, or the class that a spec names. Oth
 A layer of a stage (`models/block`) has `forward(x, context)` and `inference_state`, the state that it keeps during
 generation (`layers/inference_context`); a mixer has `supports_context_parallel`, whether its sequence may be cut over
 cp. A module that cannot generate says so in `check_generation()`, one that cannot be recorded as a CUDA graph in
-`reads_device`; a stage whose prompts are computed in one step has `whole_prompts`, one that refuses some
-`check_prompt`. A feature with work at the beginning or end of a step registers a hook (`layers/step_hooks`). The memory
-and work of a layer are not described anywhere: the layer is run on fake tensors (`footprint/dry_run`).
+`reads_device`; a stage whose prompts are computed in one step has `whole_prompts`, one whose prompts begin with what an
+encoder reads `source_of`. A feature with work at the beginning or end of a step registers a hook (`layers/step_hooks`).
+The memory and work of a layer are not described anywhere: the layer is run on fake tensors (`footprint/dry_run`).
 """
 
 from __future__ import annotations
