@@ -80,6 +80,8 @@ class EncoderDecoderFields(Config):
             f"encoder_num_layers is {encoder}, and num_layers, which counts both halves, {num_layers}",
             f"num_layers of at least {encoder + 1}",
         )
+        if self.model_class is not None:  # type: ignore[attr-defined]  # which says by itself what it does not have
+            return
         other = {name: getattr(self, name) for name, value in _PLAIN.items() if getattr(self, name) != value}
         require(
             not other,

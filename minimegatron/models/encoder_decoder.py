@@ -37,6 +37,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.random import RngStreams
+from minimegatron.data.span_corruption import ADDED_IDS, SpanCorruption, check_span_corruption
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.layers.attention.relative import (
     BiasedMask,
@@ -61,6 +62,8 @@ from minimegatron.parallel.pipeline.execution import Specs, Tensors, TensorSpec
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
+    from minimegatron.config.run import RunConfig
+    from minimegatron.data.tokenizer import Tokenizer
 
 
 class EncoderLayer(TransformerLayer):
@@ -151,6 +154,18 @@ class EncoderDecoderModel(GPTModel):
 
     reads_device = "where a row's targets begin decides what runs"
     whole_prompts = True
+    megatron_lacks = "whose T5 is another model"
+    added_ids = ADDED_IDS
+
+    @classmethod
+    def objective(cls, run: RunConfig, tokenizer: Tokenizer) -> SpanCorruption:
+        """Spans that were taken from a text."""
+        return SpanCorruption.of(run, tokenizer)
+
+    @classmethod
+    def check_run(cls, run: RunConfig) -> None:
+        """Refuse other tasks, and masks of documents."""
+        check_span_corruption(run)
 
     def __init__(
         self,
