@@ -1,5 +1,5 @@
 """Two families that the package has never heard of: an encoder with an objective of its own, and a model that sees by
-an encoder of its own. Each is a description and the classes that it names; importing this file registers both.
+an encoder of its own. Each is a description and the classes that it names; `registered` makes both known.
 
     toy-encoder    a Llama whose tokens see each other in both directions; single tokens are hidden, and predicted
     toy-vlm        a Llama that sees the mean colour of each patch, through two layers and one matrix
@@ -7,7 +7,8 @@ an encoder of its own. Each is a description and the classes that it names; impo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from minimegatron.comm import collectives as c
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.config.run import RunConfig
-from minimegatron.config.vision import CHANNELS, Tower, register_tower
+from minimegatron.config.vision import CHANNELS, TOWERS, Tower, register_tower
 from minimegatron.data.gpt_dataset import Batch, Dataset, Objective, SampleDataset
 from minimegatron.data.tokenizer import Tokenizer
 from minimegatron.errors import ConfigError, require
@@ -28,7 +29,7 @@ from minimegatron.layers.linear import linear
 from minimegatron.layers.param import Init, ParamLayout, new_parameter
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.families import llama_like as like
-from minimegatron.models.families.family import FAMILIES, Family, Row, named, register
+from minimegatron.models.families.family import FAMILIES, PRESETS, Family, Row, named, register
 from minimegatron.models.families.llama import LLAMA
 from minimegatron.models.families.llama_like import sizes
 
@@ -175,7 +176,18 @@ VLM = Family(
     ),
 )
 
-if ENCODER.name not in FAMILIES:  # a rank that stays imports this file anew for each job
+
+@contextlib.contextmanager
+def registered() -> Iterator[None]:
+    """Both are known in the block alone: other tests go through all families."""
     register(ENCODER)
     register_tower("colours", COLOURS)
     register(VLM)
+    try:
+        yield
+    finally:
+        del TOWERS["colours"]
+        for family in (ENCODER, VLM):
+            del FAMILIES[family.name]
+            for name in family.presets:
+                del PRESETS[name]

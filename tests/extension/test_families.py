@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from minimegatron.planner.planning import plan
 from minimegatron.training.arguments import parse_args
 from minimegatron.training.datasets import load_data, tokens_of
 from tests.extension.families import ENCODER as ENCODERS
-from tests.extension.families import Hidden, MeanColours, OneMatrix, TwoWay
+from tests.extension.families import Hidden, MeanColours, OneMatrix, TwoWay, registered
 from tests.posttraining.test_tasks import near
 from tests.posttraining.test_vlm import curve
 from tests.training.test_trainer import TINY, history_on_rank, numbers
@@ -40,12 +42,20 @@ SEES = "--preset toy-vlm --seq-length 64 --global-batch-size 4 --lr 3e-3 --lr-de
 TP2, PP2 = "--tensor-model-parallel-size 2 --sequence-parallel", "--pipeline-model-parallel-size 2"
 
 
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    with registered():
+        yield
+
+
 def trained(rank: int, world: int, line: str) -> list[Any]:
-    return numbers(history_on_rank(rank, world, line))
+    with registered() if world > 1 else contextlib.nullcontext():
+        return numbers(history_on_rank(rank, world, line))
 
 
 def seen(rank: int, world: int, line: str) -> list[dict[str, float]]:
-    return curve(rank, world, line, SEES)
+    with registered() if world > 1 else contextlib.nullcontext():
+        return curve(rank, world, line, SEES)
 
 
 def published_and_read_again(run: Path, folder: Path) -> None:
@@ -151,7 +161,9 @@ def test_what_a_file_names_is_not_imported(tmp_path, monkeypatch):
 
 
 def test_a_package_that_is_installed_brings_its_family(tmp_path):
-    (tmp_path / "brought.py").write_text("import tests.extension.families")
+    (tmp_path / "brought.py").write_text(
+        "from tests.extension.families import registered\nkept = registered()\nkept.__enter__()\n"
+    )
     info = tmp_path / "brought-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
