@@ -36,6 +36,7 @@ from minimegatron.checkpoint.companions import (
 from minimegatron.checkpoint.compressed_tensors import Words
 from minimegatron.checkpoint.hf_config import (
     check_pad_token,
+    config_from_huggingface,
     config_to_huggingface,
     is_published,
     read_config,
@@ -52,7 +53,7 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError
 from minimegatron.layers.param import layout_of, logical_parameters
-from minimegatron.models.chunks import build_stage
+from minimegatron.models.chunks import build_stage, stage_class
 from minimegatron.models.families import FAMILIES
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -365,7 +366,7 @@ def remarks(folder: Path, keys: Mapping[str, object]) -> list[str]:
         lines.append(
             "There is no tokenizer in it: put the files of the one that the model was trained with beside config.json."
         )
-    writes = "bert_head" not in FAMILIES[str(keys["model_type"])].fields
+    writes = stage_class(config_from_huggingface(dict(keys))[1]).predicts_next
     if writes and keys.get("eos_token_id") is None and not (folder / GENERATION).is_file():
         lines.append("No token ends its texts: set eos_token_id in config.json to the tokenizer's, or it never stops.")
     config, family = folder / "tokenizer_config.json", FAMILIES[str(keys["model_type"])]

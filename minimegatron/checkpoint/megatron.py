@@ -29,6 +29,7 @@ from minimegatron.checkpoint.sources import Copy, Described, Rows, Source, View
 from minimegatron.config import TransformerConfig
 from minimegatron.config.same_model import differing
 from minimegatron.errors import CheckpointError, ConfigError
+from minimegatron.models.chunks import stage_class
 
 _NORMS = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
@@ -122,12 +123,9 @@ def args_of(config: TransformerConfig) -> dict[str, Any]:
     Raises:
         ConfigError: the model has a part that this conversion does not support.
     """
-    if config.encoder_num_layers is not None:
-        raise ConfigError(
-            "an encoder-decoder is not written for Megatron, whose T5 is another model", fix="--to hf, or --to ours"
-        )
-    if config.sees:
-        raise ConfigError("a model with a vision encoder is not written for Megatron", fix="--to ours, or --to hf")
+    found = stage_class(config)
+    if why := found.megatron_lacks or "which has no such class" * (config.model_class is not None):
+        raise ConfigError(f"a {found.__name__} is not written for Megatron, {why}", fix="--to hf, or --to ours")
     args: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     args |= {name: getattr(config, ours) for name, ours in RENAMED.items()}
     args |= {

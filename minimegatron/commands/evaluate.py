@@ -8,7 +8,7 @@
 
 FOLDER is a downloaded model, or what `--save` of a run named, as for `minimegatron generate`; so are its layouts.
 A line of `--choices` is {"question": "7 + 5 =", "choices": ["11", "12"], "answer": 1}. What the figures mean, and how a
-text is cut into windows, stands in `minimegatron/evaluation/likelihood.py`.
+text is cut into windows, and what an encoder reads of it, stands in `minimegatron/evaluation/likelihood.py`.
 
 `--tasks` needs `pip install 'minimegatron[eval]'`, and what a task reads: most download a data set. `--include-path`
 names a folder of tasks of your own. The numbers are those that lm-eval has of the same weights under transformers.
@@ -98,9 +98,9 @@ def evaluate(args: argparse.Namespace) -> None:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"cannot be read: {error}", where=str(path), fix="a text file in UTF-8") from error
     engine = likelihood.engine_of(load(model_folder, mesh, args.params_dtype), args.max_num_seqs)
-    longest = engine.max_model_len
-    asked = {path: likelihood.text_requests(text, tokenizer, longest, args.stride) for path, text in texts.items()}
-    asked |= {path: likelihood.question_requests(each, tokenizer, longest) for path, each in questions.items()}
+    rows = likelihood.Rows(model_folder.config, engine.max_model_len)
+    asked = {path: likelihood.text_requests(text, tokenizer, rows, args.stride) for path, text in texts.items()}
+    asked |= {path: likelihood.question_requests(each, tokenizer, rows) for path, each in questions.items()}
     found = iter(compute(engine, [request for each in asked.values() for request in each], tokenizer, []))
     if rank == 0:
         for path, requests in asked.items():
@@ -111,8 +111,9 @@ def evaluate(args: argparse.Namespace) -> None:
                 if text
                 else likelihood.question_report(questions[path], values)
             )
-            window = f", windows of {longest - 1} tokens, {args.stride or longest - 1} predicted" if text else ""
-            show(str(path), report, window, args.json)
+            how = f", windows of {rows.room - 1} tokens, {args.stride or rows.most} predicted"
+            how += " by the decoder, those before them in the encoder" * rows.halves
+            show(str(path), report, how * text, args.json)
     if args.tasks:
         run_tasks(args, engine, tokenizer, rank)
 

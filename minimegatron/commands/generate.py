@@ -263,7 +263,7 @@ def continue_prompt(args: argparse.Namespace) -> None:
     ends = [ending(answer, tokenizer, args.stop) for answer in answers]
     if args.prompts_file is None and args.n == 1 and args.log_probs is None:
         ((text, stop),) = ends
-        print(text if args.chat or model_folder.config.encoder_num_layers else texts[0] + text)
+        print(text if args.chat or answers[0].source else texts[0] + text)
         (answer,) = answers
         if stop is None and answer.reason is FinishReason.STOP:
             end = "whole: the schema allows no more"
@@ -315,7 +315,7 @@ def engine_for(
     """
     from minimegatron.cuda_graphs import CudaRecorder
     from minimegatron.errors import ConfigError
-    from minimegatron.inference.engine import Engine, EngineConfig
+    from minimegatron.inference.engine import Engine, EngineConfig, batched_tokens
     from minimegatron.inference.runner import check_can_record
 
     graph = args.cuda_graph
@@ -331,7 +331,9 @@ def engine_for(
     config = EngineConfig(
         num_pages=count * -(-longest // size),
         max_num_seqs=count,
-        max_num_batched_tokens=max(512, count * (1 + (speculative.num_speculative_tokens if speculative else 0))),
+        max_num_batched_tokens=batched_tokens(
+            model, count * (1 + (speculative.num_speculative_tokens if speculative else 0)), longest
+        ),
         speculative=speculative,
     )
     recorder = CudaRecorder(mesh.device) if graph else None

@@ -198,9 +198,10 @@ def load_alone(model: Model) -> Any:
     """
     from minimegatron.comm.mesh import Mesh
     from minimegatron.inference.loading import load
+    from minimegatron.models.chunks import stage_class
 
-    if model.config.bert_head is not None:
-        raise ConfigError("a BERT predicts no next words, by which a text is scored", fix="a decoder")
+    if not (found := stage_class(model.config)).predicts_next:
+        raise ConfigError(f"a {found.__name__} predicts no next words, by which a text is scored", fix="a decoder")
     return load(model, Mesh.serial(), "fp32", packed=False)
 
 

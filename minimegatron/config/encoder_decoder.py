@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minimegatron.config.fields import MODEL, RUN, Config, divides, opt
-from minimegatron.errors import ConfigError, require
+from minimegatron.errors import ConfigError, DataError, require
 
 if TYPE_CHECKING:
     from minimegatron.config.parallel import ParallelConfig
@@ -80,6 +80,8 @@ class EncoderDecoderFields(Config):
             f"encoder_num_layers is {encoder}, and num_layers, which counts both halves, {num_layers}",
             f"num_layers of at least {encoder + 1}",
         )
+        if self.model_class is not None:  # type: ignore[attr-defined]  # which says by itself what it does not have
+            return
         other = {name: getattr(self, name) for name, value in _PLAIN.items() if getattr(self, name) != value}
         require(
             not other,
@@ -112,11 +114,26 @@ class EncoderDecoderFields(Config):
             f"at least {buckets // 2 + 1}",
         )
 
-    def prompt_of(self, ids: Sequence[int], eod: int) -> list[int]:
-        """The prompt of a text; that of an encoder-decoder is a source, which ends as in training, and the start."""
+    def prompt_of(self, ids: Sequence[int], eod: int | None = None) -> list[int]:
+        """The prompt of ids; that of an encoder-decoder is a source and the start of a target.
+
+        Args:
+            ids: of a text.
+            eod: the source ends with it, as in training; None: with the last of `ids`.
+
+        Raises:
+            DataError: the source has the id with which a target begins.
+        """
         if self.encoder_num_layers is None:
             return [*ids]
-        return [*ids, *([eod] if ids[-1:] != [eod] else []), self.decoder_start_token_id]
+        start = self.decoder_start_token_id
+        if start in ids:
+            raise DataError(
+                f"token id {start} is decoder_start_token_id, with which a target begins: no source has it",
+                where=f"token {[*ids].index(start)} of the text",
+                fix="a text without it",
+            )
+        return [*ids, *([eod] if eod is not None and [*ids[-1:]] != [eod] else []), start]
 
     def source_length(self, s: int) -> int:
         """How many positions of a row of s are the source.

@@ -52,6 +52,9 @@ class TransformerConfig(
     hidden_size: int = opt(MODEL, 64, "h, width of the residual stream", least=1)
     num_attention_heads: int = opt(MODEL, 4, "a, query heads", least=1)
     vocab_size: int = opt(MODEL, 256, "V, logical vocabulary before padding", least=1)
+    model_class: str | None = opt(
+        MODEL, None, "MODULE:CLASS of the model's stages (models/contract); default what the other fields ask for"
+    )
     max_position_embeddings: int = opt(
         MODEL, 1024, "longest sequence that learned positions cover; RoPE has no such limit", least=1
     )

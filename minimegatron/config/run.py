@@ -378,11 +378,6 @@ class RunConfig:
         longest = max(longest if chosen else 1, self.data.seq_length)
         return model.replace(vocab_size=vocab_size, max_position_embeddings=longest)
 
-    @property
-    def has_documents(self) -> bool:
-        """Whether samples consist of documents that do not attend to each other; padding of BERT is one."""
-        return self.data.reset_attention_mask or self.model.bert_head is not None
-
     def unmet(self, name: str) -> str:
         """Why a field is not read in this run; "" where it is read (`same_model.unmet`).
 

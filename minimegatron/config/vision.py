@@ -3,7 +3,8 @@
     pictures -> patches -> vision transformer -> projector -> rows of width h, one for each picture token of the text
 
 The encoder is a transformer with sizes of its own, so it is a `TransformerConfig` of its own: `config.vision` makes it
-of these fields, and layers, kernels and rules are those of every model (`models/vision`). There are two kinds:
+of these fields, and layers, kernels and rules are those of every model (`models/vision`). What kinds of encoders differ
+in is data, a `Tower`; a family with another one registers it (`register_tower`). There are two here:
 
 | `vision_model_type` | `qwen_vit` (of Qwen2.5-VL)              | `clip` (of LLaVA)                                |
 |---------------------|-----------------------------------------|--------------------------------------------------|
@@ -34,12 +35,56 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from minimegatron.config.fields import MODEL, Config, divides, free, opt
-from minimegatron.errors import require
+from minimegatron.errors import did_you_mean, require
 
 CHANNELS = 3  # red, green, blue
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tower:
+    """A kind of vision encoder, with its projector.
+
+    Attributes:
+        fields: fields of the encoder as a model of its own, beside its sizes.
+        check: refuses fields of the whole model that this kind cannot have.
+        class_token: a row that no token takes stands before the patches of a picture.
+        learned_positions: a vector for each patch, and for the class token, is added before the layers.
+        norm_before: a norm stands before the first layer.
+        frames: the matrix of the patches has a dim of frames.
+        projector_norm: the projector norms patches, and its inner width is that of a block.
+        mean, std: of the three channels, in [0, 1], that pictures are normalised with.
+        embedding, projector: MODULE:CLASS in place of `PatchEmbedding` and `VisionProjector` (`models/vision`), called
+            as these are.
+    """
+
+    fields: Mapping[str, Any]
+    check: Callable[[Any], None] = lambda config: None
+    class_token: bool = False
+    learned_positions: bool = False
+    norm_before: bool = False
+    frames: bool = False
+    projector_norm: bool = False
+    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)  # CLIP's, and most encoders' after it
+    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    embedding: str = "minimegatron.models.vision:PatchEmbedding"
+    projector: str = "minimegatron.models.vision:VisionProjector"
+
+
+TOWERS: dict[str, Tower] = {}
+
+
+def register_tower(name: str, tower: Tower) -> None:
+    """Register a kind of vision encoder as a value of `vision_model_type`.
+
+    Raises:
+        ConfigError: the name is taken.
+    """
+    require(name not in TOWERS, f"there is a vision_model_type {name!r} already", "another name")
+    TOWERS[name] = tower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +92,7 @@ class VisionFields(Config):
     """A vision transformer and its projector (`models/vision`)."""
 
     vision_num_layers: int | None = opt(MODEL, None, "layers of the vision encoder; default none: no pictures", least=1)
-    vision_model_type: str = opt(MODEL, "qwen_vit", "kind of the vision encoder", ("qwen_vit", "clip"))
+    vision_model_type: str = opt(MODEL, "qwen_vit", "kind of the vision encoder: qwen_vit, clip, or a family's own")
     vision_hidden_size: int = opt(MODEL, 64, "its width", least=4)
     vision_num_attention_heads: int = opt(MODEL, 4, "its heads; tp divides them", least=1)
     vision_ffn_hidden_size: int = opt(MODEL, 128, "inner width of its MLP; tp divides it", least=1)
@@ -79,9 +124,9 @@ class VisionFields(Config):
         return _encoder(self)  # type: ignore[no-any-return]
 
     @property
-    def class_tokens(self) -> int:
-        """Rows of the encoder that stand before the patches of a picture and that no token takes."""
-        return 1 if self.vision_model_type == "clip" else 0
+    def tower(self) -> Tower:
+        """What is special about its kind of encoder."""
+        return TOWERS[self.vision_model_type]
 
     @property
     def patch_channels(self) -> int:
@@ -94,6 +139,11 @@ class VisionFields(Config):
         Args:
             refused: fields with other values than a model that sees may have.
         """
+        require(
+            self.vision_model_type in TOWERS,
+            f"vision_model_type is {self.vision_model_type!r}",
+            did_you_mean(self.vision_model_type, TOWERS) or f"one of {', '.join(TOWERS)}",
+        )
         if not self.sees:
             require(self.image_token_id is None, "image_token_id without a vision encoder", "give vision_num_layers")
             return
@@ -113,48 +163,51 @@ class VisionFields(Config):
         )
         heads, h = self.vision_num_attention_heads, self.vision_hidden_size
         divides(heads, h, "vision_num_attention_heads", "vision_hidden_size")
-        side = self.vision_patch_size * self.vision_spatial_merge_size
-        if self.vision_model_type == "clip":
-            self._check_clip()
-            return
-        require(
-            self.vision_image_size is None,
-            f"vision_image_size={self.vision_image_size}, and qwen_vit sees pictures of any size",
-            "drop vision_image_size, or vision_model_type=clip",
-        )
-        require(
-            h // heads % 4 == 0,
-            f"heads of the vision encoder have {h // heads} channels; half of the pairs turn with the row of a patch, "
-            "half with its column",
-            "vision_hidden_size / vision_num_attention_heads a multiple of 4",
-        )
-        require(
-            self.vision_window_size >= side,
-            f"vision_window_size={self.vision_window_size} is less than one token, {side} pixels",
-            f"vision_window_size={side} or more",
-        )
-        outside = [n for n in self.vision_fullatt_block_indexes if not 0 <= n < self.vision_num_layers]  # type: ignore[operator]
-        require(
-            not outside,
-            f"vision_fullatt_block_indexes has {outside}, the vision encoder has {self.vision_num_layers} layers",
-            "numbers of its layers, from 0",
-        )
+        self.tower.check(self)
 
-    def _check_clip(self) -> None:
-        merged = (self.vision_spatial_merge_size, self.vision_temporal_patch_size)
-        require(
-            merged == (1, 1),
-            f"vision_model_type=clip with vision_spatial_merge_size={merged[0]} and vision_temporal_patch_size="
-            f"{merged[1]}: a patch of one frame is a token",
-            "vision_spatial_merge_size=1 vision_temporal_patch_size=1",
-        )
-        size, p = self.vision_image_size, self.vision_patch_size
-        require(
-            size is not None and size % p == 0,
-            f"vision_model_type=clip with vision_image_size={size}: it has learned a position for each patch of {p} "
-            "pixels",
-            f"vision_image_size a multiple of {p}",
-        )
+
+def _check_qwen(config: VisionFields) -> None:
+    heads, h = config.vision_num_attention_heads, config.vision_hidden_size
+    side = config.vision_patch_size * config.vision_spatial_merge_size
+    require(
+        config.vision_image_size is None,
+        f"vision_image_size={config.vision_image_size}, and qwen_vit sees pictures of any size",
+        "drop vision_image_size, or vision_model_type=clip",
+    )
+    require(
+        h // heads % 4 == 0,
+        f"heads of the vision encoder have {h // heads} channels; half of the pairs turn with the row of a patch, "
+        "half with its column",
+        "vision_hidden_size / vision_num_attention_heads a multiple of 4",
+    )
+    require(
+        config.vision_window_size >= side,
+        f"vision_window_size={config.vision_window_size} is less than one token, {side} pixels",
+        f"vision_window_size={side} or more",
+    )
+    layers = config.vision_num_layers or 0
+    outside = [n for n in config.vision_fullatt_block_indexes if not 0 <= n < layers]
+    require(
+        not outside,
+        f"vision_fullatt_block_indexes has {outside}, the vision encoder has {layers} layers",
+        "numbers of its layers, from 0",
+    )
+
+
+def _check_clip(config: VisionFields) -> None:
+    merged = (config.vision_spatial_merge_size, config.vision_temporal_patch_size)
+    require(
+        merged == (1, 1),
+        f"vision_model_type=clip with vision_spatial_merge_size={merged[0]} and vision_temporal_patch_size="
+        f"{merged[1]}: a patch of one frame is a token",
+        "vision_spatial_merge_size=1 vision_temporal_patch_size=1",
+    )
+    size, p = config.vision_image_size, config.vision_patch_size
+    require(
+        size is not None and size % p == 0,
+        f"vision_model_type=clip with vision_image_size={size}: it has learned a position for each patch of {p} pixels",
+        f"vision_image_size a multiple of {p}",
+    )
 
 
 SHARED = (
@@ -163,20 +216,35 @@ SHARED = (
 )  # with the language model
 
 
-_KINDS: dict[str, dict[str, Any]] = {
-    "qwen_vit": {
-        "normalization": "RMSNorm",
-        "layernorm_epsilon": 1e-6,
-        "activation": "swiglu",
-        "position_embedding_type": "rope",
-    },
-    "clip": {
-        "normalization": "LayerNorm",
-        "layernorm_epsilon": 1e-5,
-        "activation": "quick_gelu",
-        "position_embedding_type": "none",  # in the layers: positions are added before them
-    },
-}
+register_tower(
+    "qwen_vit",
+    Tower(
+        fields={
+            "normalization": "RMSNorm",
+            "layernorm_epsilon": 1e-6,
+            "activation": "swiglu",
+            "position_embedding_type": "rope",
+        },
+        check=_check_qwen,
+        frames=True,
+        projector_norm=True,
+    ),
+)
+register_tower(
+    "clip",
+    Tower(
+        fields={
+            "normalization": "LayerNorm",
+            "layernorm_epsilon": 1e-5,
+            "activation": "quick_gelu",
+            "position_embedding_type": "none",  # in the layers: positions are added before them
+        },
+        check=_check_clip,
+        class_token=True,
+        learned_positions=True,
+        norm_before=True,
+    ),
+)
 
 
 @functools.lru_cache(maxsize=64)
@@ -187,5 +255,5 @@ def _encoder(config: Any) -> Any:
         hidden_size=config.vision_hidden_size,
         num_attention_heads=config.vision_num_attention_heads,
         ffn_hidden_size=config.vision_ffn_hidden_size,
-        **_KINDS[config.vision_model_type],
+        **config.tower.fields,
     )

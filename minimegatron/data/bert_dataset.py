@@ -29,6 +29,7 @@ half of the samples the two pieces change places instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,8 @@ class BertDataset(ReadInEpochs):
         dataset: the tokens, a sequence a document.
         documents: [P] sequences of this split.
         num_samples: at least this many, over as many epochs as needed; None for one epoch.
-        config: sequence length, seed, and `masking`.
+        config: sequence length and seed.
+        masking: how words are hidden, a `whole_words.MaskedWords`.
 
     Attributes:
         starts: [P + 1], the number of the first piece of each document; pieces of two tokens or so are left out.
@@ -55,10 +57,14 @@ class BertDataset(ReadInEpochs):
     """
 
     def __init__(
-        self, dataset: LowLevelDataset, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig
+        self,
+        dataset: LowLevelDataset,
+        documents: np.ndarray,
+        num_samples: int | None,
+        config: GPTDatasetConfig,
+        masking: Any,
     ) -> None:
-        assert config.masking is not None, "the caller has made it of the tokenizer"
-        self.dataset, self.documents, self.config, self.masking = dataset, documents, config, config.masking
+        self.dataset, self.documents, self.config, self.masking = dataset, documents, config, masking
         room, least = config.sequence_length - self.masking.added, 2 if self.masking.pairs else 1
         if room < least:
             raise DataError(

@@ -23,6 +23,7 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -162,12 +163,10 @@ def _build_set(
     return BlendedDataset(datasets, [weight for weight in weights if weight], total)
 
 
-def _of_documents(
-    dataset: LowLevelDataset, documents: np.ndarray, size: int | None, config: GPTDatasetConfig
-) -> PackedDataset | BertDataset | None:
+def _of_documents(dataset: LowLevelDataset, documents: np.ndarray, size: int | None, config: GPTDatasetConfig) -> Any:
     """The samples that are made of whole documents; None where a stream is cut."""
-    if config.masking is not None:
-        return BertDataset(dataset, documents, size, config)
+    if config.objective is not None:
+        return config.objective.of_documents(dataset, documents, size, config)
     return PackedDataset(dataset, documents, size, config) if config.sequence_packing else None
 
 

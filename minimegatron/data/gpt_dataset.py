@@ -33,7 +33,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -42,9 +42,6 @@ from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.indices import Epochs, SampleIndices, cached_arrays, count_epochs, too_few
 from minimegatron.data.tokenizer import NO_PAD, Tokenizer
 from minimegatron.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from minimegatron.data.whole_words import MaskedWords
 
 Batch = dict[str, torch.Tensor]
 
@@ -103,7 +100,7 @@ class GPTDatasetConfig:
         sequence_packing: samples of whole documents instead of a stream that is cut every s tokens (see `packing`).
         path_to_cache: folder of the index arrays; None for `<prefix>.cache` beside the data.
         progress: show a bar on stderr if arrays take long to build.
-        masking: samples for BERT, whose words are hidden so (see `bert_dataset`); None for those of a decoder.
+        objective: what is learned from text; None: the next token.
     """
 
     sequence_length: int
@@ -115,7 +112,7 @@ class GPTDatasetConfig:
     path_to_cache: str | None = None
     sequence_packing: bool = False
     progress: bool = False
-    masking: MaskedWords | None = None
+    objective: Objective | None = None
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1:
@@ -131,7 +128,13 @@ class LowLevelDataset(Protocol):
 
 
 class SampleDataset(Protocol):
-    """Samples by number, read as whole batches."""
+    """Samples by number, read as whole batches.
+
+    Attributes:
+        known: sample k is what it is before the run asks for it, so one that goes on can compare it.
+    """
+
+    known: bool = True
 
     def __len__(self) -> int: ...
     def batch(self, samples: Sequence[int]) -> Batch: ...
@@ -153,6 +156,30 @@ class Dataset(SampleDataset, Protocol):
     def begun(self, first: int, end: int) -> dict[str, int]:
         """{name: the last epoch, from 0, that begins in samples [first, end)}, of each part that begins one."""
         ...
+
+
+class Objective:
+    """What a model learns from text where that is not the next token: how its samples are made.
+
+    Attributes:
+        vocab_size: ids of the model: those of the tokenizer, and those that samples have besides.
+    """
+
+    vocab_size: int
+
+    def text_length(self, s: int) -> int:
+        """Tokens of text of which a sample of s positions is made."""
+        return s
+
+    def of_documents(
+        self, dataset: LowLevelDataset, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig
+    ) -> Dataset | None:
+        """Samples of a file's whole documents (as of `GPTDataset`); None: of its stream, by `of_texts`."""
+        return None
+
+    def of_texts(self, texts: Dataset) -> Dataset:
+        """Samples of samples of `text_length` tokens, which were cut from the stream."""
+        return texts
 
 
 class ReadInEpochs(SampleDataset, Protocol):

@@ -44,9 +44,6 @@ import torch
 from minimegatron.config.vision import VisionFields
 from minimegatron.errors import DataError
 
-# of the pictures that CLIP was trained with, and most encoders after it
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-
 
 class Grid(NamedTuple):
     """A picture's size in patches."""
@@ -108,7 +105,7 @@ def patches_of(picture: np.ndarray, config: VisionFields) -> tuple[torch.Tensor,
         )
     grid = Grid(picture.shape[0] // p, picture.shape[1] // p)
     numbers = torch.from_numpy(picture.astype(np.float32)) / 255
-    numbers = (numbers - torch.tensor(MEAN)) / torch.tensor(STD)
+    numbers = (numbers - torch.tensor(config.tower.mean)) / torch.tensor(config.tower.std)
     blocks = numbers.view(grid.rows // m, m, p, grid.columns // m, m, p, 3).permute(0, 3, 1, 4, 6, 2, 5)
     patches = blocks.reshape(-1, 3, 1, p * p).expand(-1, -1, frames, -1)
     return patches.reshape(-1, config.patch_channels), grid
@@ -155,7 +152,7 @@ def arranged(pictures: Sequence[tuple[torch.Tensor, Grid]], config: VisionFields
     tokens = windows = 0
     for number, (of_picture, grid) in enumerate(pictures):
         order, place, found, count = _ordered(grid, m, w)
-        if config.class_tokens:
+        if config.tower.class_token:
             pixels.append(torch.zeros(1, config.patch_channels))
             patches.append(torch.tensor([[-1, -1, number, windows]]))
             tokens += 1

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from minimegatron.config.encoder_decoder import corrupted_lengths, noise_of, raw_length
-from minimegatron.data.gpt_dataset import Batch, Dataset, SampleDataset
+from minimegatron.data.gpt_dataset import Batch, Dataset, Objective, SampleDataset
 from minimegatron.data.tokenizer import Tokenizer
 from minimegatron.errors import ConfigError, require
 
@@ -43,7 +43,7 @@ ADDED_IDS = EXTRA_IDS + 1  # to a tokenizer without sentinels
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanCorruption:
+class SpanCorruption(Objective):
     """How a text becomes a source and a target.
 
     Attributes:
@@ -95,6 +95,14 @@ class SpanCorruption:
             "a smaller seq_length",
         )
         return made
+
+    def text_length(self, s: int) -> int:
+        """See `raw`."""
+        return self.raw
+
+    def of_texts(self, texts: Dataset) -> Dataset:
+        """The texts, corrupted."""
+        return CorruptedDataset(texts, self)
 
     @property
     def raw(self) -> int:

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minimegatron.data.bert_dataset import BertDataset
+from minimegatron.data.gpt_dataset import GPTDatasetConfig, LowLevelDataset, Objective
 from minimegatron.data.tokenizer import NO_PAD, Tokenizer
 
 MARKS = ("cls", "sep", "mask")  # the special ids
@@ -27,7 +29,7 @@ BLANKS = "▁ĠĊĉč"  # how vocabularies spell a blank, a line's end and a tab
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MaskedWords:
+class MaskedWords(Objective):
     """How words of a tokenizer are hidden, and its special ids.
 
     Attributes:
@@ -73,6 +75,12 @@ class MaskedWords:
         pad = 0 if tokenizer.pad == NO_PAD else tokenizer.pad
         return cls(**ids, pad=pad, vocab_size=size, words=words, opens=opens, closes=closes, probability=probability,
                    pairs=pairs)  # fmt: skip
+
+    def of_documents(
+        self, dataset: LowLevelDataset, documents: np.ndarray, num_samples: int | None, config: GPTDatasetConfig
+    ) -> BertDataset:
+        """Samples of a text or a pair."""
+        return BertDataset(dataset, documents, num_samples, config, self)
 
     @property
     def added(self) -> int:

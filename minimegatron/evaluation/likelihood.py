@@ -11,11 +11,18 @@ With a model of L positions and a stride S, a window predicts S tokens and reads
 
     loss = - sum log p / tokens        perplexity = exp(loss)        bits per byte = - sum log2 p / bytes of UTF-8
 
+**An encoder-decoder** predicts tokens from those before them as well: the encoder reads the context of a window, the
+decoder predicts its S tokens, and each has L positions (prefix language modelling; not span corruption, in which the
+encoder reads on both sides of what is hidden). S = L is the default here, too, and leaves L tokens before each window:
+
+    S = L     source |p|  target |0 1 ... L-1|     source |0 ... L-1|  target |L ... 2L-1|
+
 Perplexities of two tokenizers are of different tokens; bits per byte compare.
 
 **Choices.** A question and an answer are one text; the answer's log-probability is the sum over its tokens. `acc` takes
 the likeliest answer, `acc_norm` the likeliest for each of its characters, which does not favour short answers. Tokens
-at the seam: the ids of an answer are those of the whole text, without as many as the question alone has.
+at the seam: the ids of an answer are those of the whole text, without as many as the question alone has. The encoder of
+an encoder-decoder reads the question, and its end; the decoder predicts the answer, whose ids are its own.
 
 As lm-evaluation-harness counts (`acc`, `acc_norm`, `loglikelihood_rolling` with a context of one token).
 """
@@ -29,6 +36,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from minimegatron.config import TransformerConfig
 from minimegatron.errors import DataError
 from minimegatron.inference.engine import Engine, EngineConfig
 from minimegatron.inference.sampling import SamplingParams
@@ -72,16 +80,46 @@ class Likelihood:
 def engine_of(model: Any, max_num_seqs: int = 32) -> Engine:
     """An engine for texts as long as the model's positions: one token more, which is predicted and not read.
 
-    Where positions are learned the engine reads that token, too, and a window has one token less.
+    Where positions are learned the engine reads that token, too, and a window has one token less. Of an encoder-decoder
+    each half has the positions.
     """
-    learned = model.config.position_embedding_type == "learned_absolute"
-    longest = model.config.max_position_embeddings + (not learned)
+    config = model.config
+    learned, halves = config.position_embedding_type == "learned_absolute", len(config.prompt_of([])) + 1
+    longest = config.max_position_embeddings * halves + (not learned)
     return Engine(model, EngineConfig(longest, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(2048, longest)))
 
 
 def scored(ids: Sequence[int], start: int) -> Request:
     """A request for the log-probabilities of ids[start:]."""
     return Request(tuple(ids), 0, SamplingParams(1.0), prompt_log_probs=1, prompt_log_probs_start=start)
+
+
+class Rows:
+    """What of a text fits into a request, and how it is divided.
+
+    Args:
+        config: the model.
+        longest: ids of a row, read and predicted ones together: `max_model_len` of an engine.
+
+    Attributes:
+        halves: an encoder reads what is before the predicted ids; its half of a row is as long as the decoder's.
+        room: ids of a text that a row has.
+        most: ids that a row can predict; by default a window predicts so many.
+    """
+
+    def __init__(self, config: TransformerConfig, longest: int) -> None:
+        between = len(config.prompt_of([]))  # an encoder-decoder has one more, with which a target begins
+        self.config, self.halves, self.room = config, between > 0, longest - between
+        self.most = self.room // 2 if self.halves else self.room - 1
+
+    def context(self, count: int) -> int:
+        """Most ids before `count` others; 0 or less if these do not fit."""
+        return min(self.room - count, self.most) if self.halves else self.room - count
+
+    def scored(self, before: Sequence[int], added: Sequence[int]) -> Request:
+        """A request for the log-probabilities of `added`."""
+        prompt = self.config.prompt_of(before)
+        return scored([*prompt, *added], len(prompt))
 
 
 def prefix(tokenizer: Tokenizer) -> int:
@@ -110,8 +148,16 @@ def windows(length: int, longest: int, stride: int | None = None) -> Iterator[tu
         yield max(0, end - longest), start, end
 
 
-def text_requests(text: str, tokenizer: Tokenizer, longest: int, stride: int | None = None) -> list[Request]:
+def text_requests(
+    text: str, tokenizer: Tokenizer, rows: Rows, stride: int | None = None, window: int | None = None
+) -> list[Request]:
     """The windows of a text, see the module.
+
+    Args:
+        text, tokenizer: the text, and what reads it.
+        rows: of the model.
+        stride: ids that a window predicts; default as many as a row can.
+        window: ids of a window; default all that a row has.
 
     Raises:
         DataError: an empty text, or a stride that does not fit.
@@ -121,11 +167,16 @@ def text_requests(text: str, tokenizer: Tokenizer, longest: int, stride: int | N
     if not ids:
         raise DataError("the text has no token", fix="a text with some")
     ids = [first, *ids]
-    return [scored(ids[begin:end], start - begin) for begin, start, end in windows(len(ids), longest, stride)]
+    cut = windows(len(ids), window or rows.room, rows.most if stride is None else stride)
+    return [rows.scored(ids[begin:start], ids[start:end]) for begin, start, end in cut]
 
 
-def pair_ids(context: str, answer: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def pair_ids(context: str, answer: str, tokenizer: Tokenizer, halves: bool = False) -> tuple[list[int], list[int]]:
     """The ids of a context, and those that the answer adds to it; spaces at the context's end belong to the answer.
+
+    Args:
+        context, answer, tokenizer: the texts, and what reads them.
+        halves: the context is a text of its own, which an encoder reads to its end.
 
     Raises:
         DataError: the answer adds no token.
@@ -136,6 +187,9 @@ def pair_ids(context: str, answer: str, tokenizer: Tokenizer) -> tuple[list[int]
         added = tokenizer.tokenize(answer, add_special_tokens=False)
         first = prefix(tokenizer)
         before, added = ([first], added) if added[:1] != [first] else (added[:1], added[1:])
+    elif halves:
+        before, added = tokenizer.tokenize(context), tokenizer.tokenize(answer, add_special_tokens=False)
+        before += [tokenizer.eod] * (before[-1:] != [tokenizer.eod])
     else:
         before = tokenizer.tokenize(context)
         added = tokenizer.tokenize(context + answer)[len(before) :]
@@ -144,16 +198,15 @@ def pair_ids(context: str, answer: str, tokenizer: Tokenizer) -> tuple[list[int]
     return before, added
 
 
-def pair_request(before: Sequence[int], added: Sequence[int], longest: int) -> Request:
+def pair_request(before: Sequence[int], added: Sequence[int], rows: Rows) -> Request:
     """A request for the log-probabilities of `added`; what does not fit before it is left out, from the left.
 
     Raises:
         DataError: `added` alone does not fit.
     """
-    if len(added) >= longest:
-        raise DataError(f"an answer of {len(added)} tokens, and at most {longest - 1} fit", fix="a shorter answer")
-    kept = before[-(longest - len(added)) :]
-    return scored([*kept, *added], len(kept))
+    if len(added) > rows.most:
+        raise DataError(f"an answer of {len(added)} tokens, and at most {rows.most} fit", fix="a shorter answer")
+    return rows.scored(before[-rows.context(len(added)) :], added)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,14 +252,14 @@ def read_questions(path: Path) -> list[Question]:
     return found
 
 
-def question_requests(questions: Sequence[Question], tokenizer: Tokenizer, longest: int) -> list[Request]:
+def question_requests(questions: Sequence[Question], tokenizer: Tokenizer, rows: Rows) -> list[Request]:
     """A request for each choice of each question, in order.
 
     Raises:
         DataError: see `pair_ids` and `pair_request`.
     """
     pairs = [(each.question, f" {choice}") for each in questions for choice in each.choices]
-    return [pair_request(*pair_ids(question, choice, tokenizer), longest) for question, choice in pairs]
+    return [pair_request(*pair_ids(question, choice, tokenizer, rows.halves), rows) for question, choice in pairs]
 
 
 def text_report(likelihoods: Sequence[Likelihood], text: str) -> dict[str, float]:

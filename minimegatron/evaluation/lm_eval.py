@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager
 
 from minimegatron.data.tokenizer import HuggingFaceTokenizer
 from minimegatron.errors import ConfigError
-from minimegatron.evaluation.likelihood import Likelihood, pair_request, prefix, text_requests
+from minimegatron.evaluation.likelihood import Likelihood, Rows, pair_request, prefix, text_requests
 from minimegatron.inference.answers import ending, watcher
 from minimegatron.inference.engine import Engine
 from minimegatron.inference.generate import complete
@@ -40,7 +40,9 @@ class Harness(TemplateLM):
 
     def __init__(self, engine: Engine, tokenizer: HuggingFaceTokenizer) -> None:
         super().__init__()
-        self.engine, self.words, self.longest = engine, tokenizer, engine.max_model_len
+        self.engine, self.words = engine, tokenizer
+        self.rows = Rows(engine.model.config, engine.max_model_len)
+        self.backend = "seq2seq" if self.rows.halves else "causal"  # whether an answer's ids are its own
 
     @property
     def eot_token_id(self) -> int:
@@ -60,15 +62,16 @@ class Harness(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        asked = [pair_request(before, added, self.longest) for _, before, added in requests]
+        asked = [pair_request(before, added, self.rows) for _, before, added in requests]
         return [(found.log_prob, found.greedy) for found in self._likelihoods(asked)]
 
     def _likelihoods(self, asked: Sequence[Request]) -> list[Likelihood]:
         return [Likelihood.of(answer) for (answer,) in complete(self.engine, asked)]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of each text."""
-        of_text = [text_requests(each.args[0], self.words, self.longest) for each in requests]
+        """The log-probability of each text; the harness gives an encoder the one token before a window."""
+        window = self.rows.most + 1
+        of_text = [text_requests(each.args[0], self.words, self.rows, window=window) for each in requests]
         found = iter(self._likelihoods([window for windows in of_text for window in windows]))
         return [sum(next(found).log_prob for _ in windows) for windows in of_text]
 
@@ -81,11 +84,12 @@ class Harness(TemplateLM):
         heat = float(asked.get("temperature") or 0.0) if asked.get("do_sample") else 0.0
         until = asked.get("until") or []
         stops = [until] if isinstance(until, str) else [text for text in until if text]
-        room = self.engine.max_model_len - most
+        room = self.rows.context(most)
         if room < 1:
-            raise ConfigError(f"{most} new tokens, and the model has {self.longest} positions", fix="fewer tokens")
+            raise ConfigError(f"{most} new tokens, and a request has {self.rows.room}", fix="fewer tokens")
         sampling = SamplingParams(heat, top_p=asked.get("top_p", 1.0)) if heat else GREEDY
-        request = Request(tuple(self.tok_encode(context)[-room:]), most, sampling, frozenset({self.eot_token_id}))
+        prompt = self.rows.config.prompt_of(self.tok_encode(context)[-room:])
+        request = Request(tuple(prompt), most, sampling, frozenset({self.eot_token_id}))
         ((answer,),) = complete(self.engine, [request], watcher(self.engine, self.words, stops, None))
         return ending(answer, self.words, stops)[0]
 

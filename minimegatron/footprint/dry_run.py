@@ -43,7 +43,6 @@ from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.transport import FakeTransport
 from minimegatron.config import TransformerConfig
-from minimegatron.data.pictures import blank_inputs
 from minimegatron.footprint.events import BACKWARD, FORWARD, WEIGHTS, Event, Message, Sent, Unpredicted, Window
 from minimegatron.footprint.gpu import computing_on_gpu
 from minimegatron.footprint.recorder import Recorder, recording
@@ -305,8 +304,7 @@ def _microbatch(model: Any, recorder: Recorder, z: Sizes, splits: bool) -> dict[
             "labels": torch.zeros(z.b, z.s, dtype=torch.int64),
             "loss_mask": torch.ones(z.b, z.s),
         }
-        if z.config.sees:
-            batch |= blank_inputs(z.b, z.s, z.config)
+        batch |= model.blank_inputs(z.b, z.s)
         if z.documents:
             batch["document_ids"] = torch.zeros(z.b, z.s * z.mesh.cp.size, dtype=torch.int64)
         x = {n: torch.zeros(_shape(t), dtype=t.dtype, requires_grad=t.has_gradient) for n, t in inputs.items()} or None

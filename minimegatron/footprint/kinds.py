@@ -29,7 +29,6 @@ from minimegatron.comm import async_ops
 from minimegatron.comm.mesh import AXES, Mesh
 from minimegatron.comm.transport import FakeTransport
 from minimegatron.config import TransformerConfig
-from minimegatron.data.pictures import blank_inputs
 from minimegatron.footprint.dry_run import Run, Sizes, Tape, module_names, run_stage
 from minimegatron.footprint.events import FORWARD, Message, Operation, Sent
 from minimegatron.footprint.gpu import counting_attention
@@ -114,7 +113,7 @@ def _products(config: TransformerConfig, s: int, causal: bool, spec: ModuleSpec 
         recorder = Recorder([[layer] for layer in model.layers.values()], module_names(model))
         ids = torch.zeros(1, s, dtype=torch.int64)
         with recording(recorder), StepHooks(model, mesh).passes(1.0):
-            model(ids, labels=ids, **(blank_inputs(1, s, config) if config.sees else {}))
+            model(ids, labels=ids, **model.blank_inputs(1, s))
     times = {part: kinds.count(number) for part, number in enumerate(model.layers, 1)}
     found = ((recorder.windows[event.window], event.what) for event in recorder.events)
     return [(times.get(w.part, 1), w.name, o.flops) for w, o in found if isinstance(o, Operation) and o.flops]

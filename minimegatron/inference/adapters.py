@@ -46,7 +46,11 @@ def load_adapters(model: Any, model_folder: Model, folders: Mapping[str, Path]) 
                 fix="a folder of PEFT's; minimegatron lora export writes one from the checkpoints of a run",
             )
         adapter = read_adapter(folder)
-        every = config.replace(lora_rank=adapter.rank, lora_alpha=adapter.alpha)
+        try:
+            every = config.replace(lora_rank=adapter.rank, lora_alpha=adapter.alpha)
+        except ConfigError as error:
+            what = f"the adapter {name}, and the model has none: {error.what}"
+            raise ConfigError(what, where=str(folder), fix="the model without adapters") from None
         try:
             found = from_peft(adapter, every, family)
         except CheckpointError as error:

@@ -74,8 +74,9 @@ def watcher(
 
 def ending(answer: Answer, tokenizer: HuggingFaceTokenizer, stops: Sequence[str]) -> tuple[str, str | int | None]:
     """(Text of an answer, what ended it: a stop string, before which the text is cut, a stop id, or None)."""
-    prompt = list(answer.request.prompt)
-    text = tokenizer.detokenize(prompt + answer.answer)[len(tokenizer.detokenize(prompt)) :]
+    size = tokenizer.vocab_size  # an id beyond it, which a model may have, has no text
+    prompt, made = ([token for token in ids if token < size] for ids in (answer.continued, answer.answer))
+    text = tokenizer.detokenize(prompt + made)[len(tokenizer.detokenize(prompt)) :]
     found = [(text.find(stop), stop) for stop in stops if stop in text]
     if found:
         place, stop = min(found)

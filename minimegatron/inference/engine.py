@@ -55,7 +55,8 @@ class EngineConfig:
     """How an engine divides its memory and its steps.
 
     Args:
-        max_model_len: most tokens of a prompt and its answer together; default the model's `max_position_embeddings`.
+        max_model_len: most tokens of a prompt and its answer together; default the model's `max_position_embeddings`,
+            and no more than a step has if prompts are computed whole.
         page_size: tokens of a page.
         num_pages: pages for tokens, beside page 0 for padding. Default: what `cache_bytes` holds; without it, what
             `max_num_seqs` sequences of `max_model_len` need.
@@ -124,6 +125,12 @@ def stage_of(model: Any) -> Any:
     return model.chunks[0] if hasattr(model, "chunks") else model
 
 
+def batched_tokens(model: Any, count: int, longest: int) -> int:
+    """A `max_num_batched_tokens` for `count` sequences of at most `longest` tokens: the default, or what they need."""
+    whole = getattr(stage_of(model), "whole_prompts", False)
+    return max(EngineConfig.max_num_batched_tokens, count, longest if whole else 0)
+
+
 class Engine:
     """Generates for requests that arrive at any time.
 
@@ -147,7 +154,8 @@ class Engine:
 
     Raises:
         ConfigError: the model or the draft model cannot generate, or cannot be recorded or compiled as asked; learned
-            positions do not reach `max_model_len`; the draft model does not fit the model.
+            positions do not reach `max_model_len`, or a step does not where prompts are computed whole; the draft model
+            does not fit the model.
     """
 
     def __init__(
@@ -174,6 +182,15 @@ class Engine:
             )
         self.model, self.config = model, config
         stage, recorded = stage_of(model), recorder is not None or compiled
+        whole, budget = getattr(stage, "whole_prompts", False), config.max_num_batched_tokens
+        if whole and self.max_model_len > budget:
+            if config.max_model_len is not None:
+                raise ConfigError(
+                    f"max_model_len is {self.max_model_len}, and a step has {budget} tokens (max_num_batched_tokens), "
+                    f"in which {type(stage).__name__} computes a whole prompt",
+                    fix=f"max_num_batched_tokens={self.max_model_len}, or a max_model_len of at most {budget}",
+                )
+            self.max_model_len = budget
         check_can_propose(config.speculative, stage, draft, self.max_model_len, recorded)
         self.heads = config.speculative is not None and config.speculative.method == "mtp"
         self.draft, self.grammars, self.adapters = draft, grammars, adapters
@@ -217,7 +234,7 @@ class Engine:
             speculative.num_speculative_tokens if speculative is not None else 0,
             self._places,
             newest_alone=self.heads,
-            whole_prompts=getattr(stage, "whole_prompts", False),
+            whole_prompts=whole,
         )
         self.laid_out_bytes = self._lay_out()
         self.sequences: dict[str, list[Sequence]] = {}
@@ -238,6 +255,9 @@ class Engine:
             raise DataError(f"there is a request {request_id!r} already", where=request_id, fix="another id")
         self.check(request, request_id)
         self.sequences[request_id] = self.scheduler.add(request, request_id)
+        source = self._source_of(request, request_id)
+        for sequence in self.sequences[request_id]:
+            sequence.source = source
         if request.pictures:
             seen = SeenPrompt(request.prompt, request.pictures, self.model.config)
             for sequence in self.sequences[request_id]:
@@ -249,8 +269,7 @@ class Engine:
     def check(self, request: Request, request_id: str) -> None:
         """Refuse a request that could never be computed; raises as `add_request`."""
         check_request(request, request_id, self.model.config.vocab_size)
-        if (check := getattr(stage_of(self.model), "check_prompt", None)) is not None:
-            check(request.prompt, request_id)
+        self._source_of(request, request_id)
         self.scheduler.check(request, request_id)
         names = () if self.adapters is None else self.adapters.names
         if request.adapter and request.adapter not in names:
@@ -274,6 +293,11 @@ class Engine:
                     "a request with a grammar, and an engine that reads none", fix="Engine(..., grammars=Grammars(...))"
                 )
             self.grammars.check(request.grammar)
+
+    def _source_of(self, request: Request, request_id: str) -> int:
+        """How many tokens of a prompt an encoder of the model reads; raises as the stage's `source_of`."""
+        asked = getattr(stage_of(self.model), "source_of", None)
+        return 0 if asked is None else int(asked(request.prompt, request_id))
 
     def abort(self, request_id: str) -> list[Output]:
         """End a request early and free its pages at once; without effect on one that is finished."""

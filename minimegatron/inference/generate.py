@@ -20,7 +20,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from minimegatron.errors import ConfigError, DataError, MinimegatronError, NumericsError
-from minimegatron.inference.engine import Engine, EngineConfig, check_can_generate
+from minimegatron.inference.engine import Engine, EngineConfig, batched_tokens, check_can_generate
 from minimegatron.inference.sampling import GREEDY, SamplingParams
 from minimegatron.inference.sequence import FinishReason, Output, Request, Sequence
 
@@ -103,7 +103,7 @@ def _engine_for(model: Any, prompts: Items[Items[int]], max_new_tokens: int, max
         max_model_len=max_model_len,
         num_pages=count * -(-longest // size),
         max_num_seqs=count,
-        max_num_batched_tokens=max(512, count),
+        max_num_batched_tokens=batched_tokens(model, count, max(longest, max_model_len or 0)),
     )
     return Engine(model, config)
 

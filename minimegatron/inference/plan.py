@@ -50,7 +50,7 @@ class Draw:
         params: sampling parameters.
         u: random number of the draw, in [0, 1).
         banned: ids that may not be drawn.
-        history: (prompt, answer so far), for penalties; empty without.
+        history: (prompt without a source, answer so far), for penalties; empty without.
         log_probs: None: none; k: that of the drawn token, and of the k most likely tokens.
         raw: log-probabilities of softmax(logits) in place of softmax(logits / T).
         proposal: the token proposed for this place; None without, and for one that was proposed without drawing.
@@ -252,7 +252,7 @@ def _draw(sequence: Sequence, index: int, at: int, proposed: Items[int] = (), of
         params,
         0.0 if params.greedy else uniform(request.seed, index, place, of),
         tuple(request.stop_ids) if grammar is None and not may_stop else (),
-        (request.prompt, (*sequence.answer, *proposed)) if params.penalises else ((), ()),
+        (sequence.continued, (*sequence.answer, *proposed)) if params.penalises else ((), ()),
         request.log_probs,
         request.raw_log_probs,
         allowed=None if grammar is None else grammar.allowed(proposed, request.stop_ids, may_stop),

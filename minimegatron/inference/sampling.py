@@ -53,8 +53,8 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0: all, 1: greedy.
         top_p: keep the most likely tokens with this mass; 0 or 1: all (0 is Megatron's default).
         min_p: keep tokens with at least this share of the most likely one's probability; 0: all.
-        repetition_penalty: divides positive logits, and multiplies negative ones, of tokens in prompt or answer
-            (Keskar et al. 2019, arXiv 1909.05858).
+        repetition_penalty: divides positive logits, and multiplies negative ones, of tokens in prompt or answer, not
+            in the source of an encoder-decoder (Keskar et al. 2019, arXiv 1909.05858).
         presence_penalty: subtracted from the logits of tokens in the answer.
         frequency_penalty: subtracted from them once for each occurrence.
         logit_bias: (id, number added to its logit) pairs.

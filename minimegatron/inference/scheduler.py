@@ -96,7 +96,8 @@ class Scheduler:
         has_slots: layers keep a state for each sequence, in slots 1 to `max_num_seqs`; slot 0 is for padding.
         lookahead: most proposed tokens of a sequence in a step.
         propose: (sequence, most) -> number of proposed tokens; default: `most`.
-        whole_prompts: the tokens that a sequence waits for are computed in one step, or wait.
+        whole_prompts: the tokens that a sequence waits for are computed in one step, or wait; a step then has room for
+            `max_model_len`.
         newest_alone: a sequence gets proposals only in a step that computes its newest token alone, because the
             proposer (MTP) needs the hidden state of the token before it.
 
@@ -177,14 +178,8 @@ class Scheduler:
                 f"a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones are {most}, and "
                 f"max_model_len is {self.max_model_len}",
                 where=request_id,
-                fix="a shorter prompt, fewer new tokens, or (where no positions are learned) a larger max_model_len",
-            )
-        if self.whole_prompts and most > self.max_num_batched_tokens:
-            raise DataError(
-                f"a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones are {most}, which a "
-                f"model of whole prompts computes in one step, and a step has {self.max_num_batched_tokens}",
-                where=request_id,
-                fix="fewer tokens, or an engine with more max_num_batched_tokens",
+                fix="a shorter prompt, fewer new tokens, or (where no positions are learned) a larger max_model_len"
+                + ", and max_num_batched_tokens: prompts are computed whole" * self.whole_prompts,
             )
         if most > room:
             raise DataError(

@@ -105,6 +105,7 @@ class Sequence:
         draft_length, lookup: `speculative.DraftLength`, and `speculative.NGrams` of its tokens.
         grammar: its parser state, `grammar.GrammarState`.
         seen: the prompt with its pictures; None without.
+        source: so many tokens of the prompt, its first ones, an encoder reads; 0 without one.
     """
 
     request: Request
@@ -132,11 +133,17 @@ class Sequence:
     lookup: Any = dataclasses.field(default=None, repr=False)
     grammar: Any = dataclasses.field(default=None, repr=False)
     seen: SeenPrompt | None = dataclasses.field(default=None, repr=False)
+    source: int = 0
 
     @property
     def prompt_length(self) -> int:
         """Tokens of the prompt."""
         return len(self.request.prompt)
+
+    @property
+    def continued(self) -> tuple[int, ...]:
+        """The tokens of the prompt that the answer continues: all but a source."""
+        return self.request.prompt[self.source :]
 
     @property
     def answer(self) -> list[int]:

@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 
 from minimegatron.comm.sequence import local_tokens, rank_spans
-from minimegatron.errors import ConfigError
+from minimegatron.data.whole_words import MARKS, MaskedWords
+from minimegatron.errors import ConfigError, require
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.attention.self_attention import AttentionContext
 from minimegatron.layers.bert_heads import BertLMHead, Pooler, WholeLinear
@@ -42,10 +43,12 @@ from minimegatron.parallel.pipeline.execution import Tensors
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
+    from minimegatron.config.run import RunConfig
+    from minimegatron.data.tokenizer import Tokenizer
 
 
 class BertModel(GPTModel):
-    """BERT, or one pipeline stage of it.
+    """BERT, or one pipeline stage of it. Words of its samples are hidden (`data/whole_words`).
 
     Args:
         config: the model; `bert_head` says which heads it has.
@@ -56,6 +59,28 @@ class BertModel(GPTModel):
     Raises:
         ConfigError: the model does not fit the layout.
     """
+
+    predicts_next = False
+    pads = True
+    added_ids = len(MARKS)
+
+    @classmethod
+    def objective(cls, run: RunConfig, tokenizer: Tokenizer) -> MaskedWords:
+        """Hidden words, and pairs of texts."""
+        return MaskedWords.of(tokenizer, run.data.mask_prob, pairs=run.model.bert_head == "lm_and_binary")
+
+    @classmethod
+    def check_run(cls, run: RunConfig) -> None:
+        """A BERT learns hidden words, from samples of its own."""
+        names = ("sequence_packing", "reset_attention_mask", "reset_position_ids", "eod_mask_loss")
+        given = [name for name in names if getattr(run.data, name)]
+        given += [f"minimegatron {run.task_name}"] * (run.task is not None)
+        require(
+            not given and run.model.bert_head != "pooler",
+            f"bert_head {run.model.bert_head}{' with ' * bool(given)}{', '.join(given)}: words are hidden in a sample "
+            "of one text or a pair, and a head has to predict them",
+            "minimegatron train --bert-head lm, or lm_and_binary, without these",
+        )
 
     def __init__(self, config: TransformerConfig, mesh: Mesh, spec: ModuleSpec | None = None, **stage: Any) -> None:
         super().__init__(config, mesh, spec, **stage)

@@ -1,9 +1,8 @@
 """The part of a model that one pipeline rank holds: one or several stages of it.
 
-Every model of the package is built here. `build_stage` makes one stage: a `GPTModel`, a `BertModel` if the
-configuration has a `bert_head`, an `EncoderDecoderModel` if it has `encoder_num_layers`, a `VisionLanguageModel` if the
-model sees pictures, or the class with `is_stage` that the spec names (`models/contract`). Nothing outside of `models`
-knows which class it is.
+Every model of the package is built here. `build_stage` makes one stage, of the class with `is_stage` that the spec
+names, else of `stage_class`: what `model_class` names, else what a field of `CLASSES` asks for, else a `GPTModel`.
+Nothing outside of `models` knows which class it is; who needs more asks it (`contract.StageClass`).
 
 A rank of a pipeline with p ranks and v chunks holds v stages. `StagePlan` (`config/stages`) says which layers a
 stage has, the placement of the schedule which stages a rank has:
@@ -43,26 +42,49 @@ from minimegatron.comm.random import RngStreams
 from minimegatron.config.model import TransformerConfig
 from minimegatron.config.parallel import ParallelConfig
 from minimegatron.config.stages import StagePlan, plan_stages
-from minimegatron.errors import ConfigError
+from minimegatron.errors import ConfigError, require
 from minimegatron.layers.logical import initialize
 from minimegatron.layers.param import layout_of, logical_parameters
 from minimegatron.models.bert import BertModel
+from minimegatron.models.contract import StageClass
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.encoder_decoder import EncoderDecoderModel
-from minimegatron.models.spec import ModuleSpec, build_module
+from minimegatron.models.families import FAMILIES
+from minimegatron.models.spec import ModuleSpec, build_module, named_class
 from minimegatron.models.vision import VisionLanguageModel
 from minimegatron.parallel.pipeline.actions import Placement
 from minimegatron.parallel.pipeline.schedule_check import require_runnable
 from minimegatron.parallel.pipeline.schedules import SCHEDULES, Schedule, build_schedule, forward_only
 
+CLASSES: dict[str, type[StageClass]] = {  # field that is set -> class
+    "encoder_num_layers": EncoderDecoderModel,
+    "bert_head": BertModel,
+    "vision_num_layers": VisionLanguageModel,
+}
 
-def _class_of(config: TransformerConfig) -> Any:
-    """The class of a model's stages where no spec names one."""
-    if config.encoder_num_layers is not None:
-        return EncoderDecoderModel
-    if config.bert_head is not None:
-        return BertModel
-    return VisionLanguageModel if config.sees else GPTModel
+
+def stage_class(config: TransformerConfig, spec: ModuleSpec | None = None) -> Any:
+    """The class of a model's stages: a `contract.StageClass`.
+
+    Raises:
+        ConfigError: the spec, or `model_class`, names none.
+    """
+    found: Any = next((of for field, of in CLASSES.items() if getattr(config, field) is not None), GPTModel)
+    if spec is not None and getattr(spec.module, "is_stage", False):
+        found = spec.module
+    elif config.model_class is not None:
+        require(  # no file may name code that is then imported
+            config.model_class in {family.fields.get("model_class") for family in FAMILIES.values()},
+            f"model_class {config.model_class} is named by no family",
+            "import the module that registers the family (models/families); --spec names a class without one",
+        )
+        found = named_class(config.model_class, "model_class")
+    require(
+        isinstance(found, type) and issubclass(found, StageClass),
+        f"{getattr(found, '__qualname__', found)} is no class of stages",
+        "a subclass of GPTModel, or of models.contract.StageClass",
+    )
+    return found
 
 
 def build_stage(
@@ -94,7 +116,7 @@ def build_stage(
     if spec is not None and getattr(spec.module, "is_stage", False):
         stage: Any = build_module(spec, config, mesh, **where, rng=rng)
     else:
-        stage = _class_of(config)(config, mesh, spec, **where, rng=rng)
+        stage = stage_class(config)(config, mesh, spec, **where, rng=rng)
     if pre_process != post_process:
         declare_copies(stage)
     return stage

@@ -10,13 +10,14 @@ builds them: `GPTModel` of `models/decoder`, or the class that a spec names. Oth
 | `inference`            | `full_logits` with an `inference_context`; `inference_state`: what layers keep            |
 |                        | where its depths propose: `prediction_state`, and `predicted` (`models/decoder`)          |
 | `checkpoint`, `optim`  | the `ParamLayout` of every parameter (`layers/param`): name, place and shape in the whole |
+| `training`, `commands` | `StageClass`: what the class of its stages says before one is built                       |
 
 A layer of a stage (`models/block`) has `forward(x, context)` and `inference_state`, the state that it keeps during
 generation (`layers/inference_context`); a mixer has `supports_context_parallel`, whether its sequence may be cut over
 cp. A module that cannot generate says so in `check_generation()`, one that cannot be recorded as a CUDA graph in
-`reads_device`; a stage whose prompts are computed in one step has `whole_prompts`, one that refuses some
-`check_prompt`. A feature with work at the beginning or end of a step registers a hook (`layers/step_hooks`). The memory
-and work of a layer are not described anywhere: the layer is run on fake tensors (`footprint/dry_run`).
+`reads_device`; a stage whose prompts are computed in one step has `whole_prompts`, one whose prompts begin with what an
+encoder reads `source_of`. A feature with work at the beginning or end of a step registers a hook (`layers/step_hooks`).
+The memory and work of a layer are not described anywhere: the layer is run on fake tensors (`footprint/dry_run`).
 """
 
 from __future__ import annotations
@@ -33,9 +34,54 @@ from minimegatron.parallel.pipeline.execution import Specs, Tensors
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
+    from minimegatron.config.run import RunConfig
+    from minimegatron.data.gpt_dataset import Objective
+    from minimegatron.data.tokenizer import Tokenizer
 
 
 Weights = dict[str, tuple[nn.Module, str]]  # logical name -> the module that has the parameter, and its name there
+
+
+class StageClass:
+    """What a class of stages says of all its models, before one is built; the class of a stage inherits it.
+
+    A family whose models differ from a decoder of next tokens overrides what is other, and names its class in the
+    field `model_class`; nobody else asks which family it is.
+
+    Attributes:
+        is_stage: a spec that names the class is that of a stage, not of a layer.
+        predicts_next: a token is predicted from those before it, by which a text can be scored and continued.
+        pads: samples have padding, or other documents that do not see each other.
+        megatron_lacks: why no checkpoint for Megatron-LM is written; "" where one is.
+        added_ids: so many ids of the model a tokenizer that is made for a run leaves to `objective`.
+    """
+
+    is_stage = True
+    predicts_next = True
+    pads = False
+    megatron_lacks = ""
+    added_ids = 0
+
+    @classmethod
+    def objective(cls, run: RunConfig, tokenizer: Tokenizer) -> Objective | None:
+        """What a model learns from text in pre-training; None: the next token.
+
+        Raises:
+            ConfigError: the run's samples cannot be made with this tokenizer.
+        """
+        return None
+
+    @classmethod
+    def check_run(cls, run: RunConfig) -> None:
+        """Refuse what a run of such a model cannot have.
+
+        Raises:
+            ConfigError: with the values and the fix.
+        """
+
+    def blank_inputs(self, b: int, s: int) -> dict[str, torch.Tensor]:
+        """What a batch of tokens [b, s] has besides, all 0, for a plan; s is a rank's part."""
+        return {}
 
 
 class ModelStage(Protocol):

@@ -50,7 +50,7 @@ from minimegatron.layers.rope import RotaryEmbedding
 from minimegatron.layers.value_head import ValueHead
 from minimegatron.layers.wgrad import WeightGradStore
 from minimegatron.models.block import TransformerBlock
-from minimegatron.models.contract import Weights
+from minimegatron.models.contract import StageClass, Weights
 from minimegatron.models.gpt_layer_specs import check_parts, decoder_layer_spec, prediction_spec, switch_precision
 from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.parallel.pipeline.execution import Specs, Tensors, TensorSpec
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from minimegatron.config import TransformerConfig
 
 
-class GPTModel(nn.Module):
+class GPTModel(StageClass, nn.Module):
     """A decoder, or one pipeline stage of it.
 
     Args:
@@ -78,8 +78,6 @@ class GPTModel(nn.Module):
     Raises:
         ConfigError: the model does not fit the layout.
     """
-
-    is_stage = True  # a spec that names this class is that of a stage, not of a layer (`models/contract`)
 
     def __init__(
         self,

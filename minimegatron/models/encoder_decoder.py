@@ -18,12 +18,8 @@ Their gradient comes back the same way, and each stage adds its own: there are n
 | the row             | 2 s b h                       |
 | two tables          | 2 * 2 * 32 a/t                |
 
-A tied output layer sees the hidden state times 1 / sqrt(h), one of its own does not.
-
-**Generation.** A prompt is a source and `decoder_start_token_id`, which is in no source; so a row of any tokens says
-where its targets begin. A prompt is computed in one step, because an encoder sees all of it: the encoder runs once,
-each decoder layer keeps the keys and values of the memory in the source's own pages, and a later step knows the length
-of a source from a slot.
+A tied output layer sees the hidden state times 1 / sqrt(h), one of its own does not. Generation is
+`models/encoder_decoder_generation`.
 
 Dropout is where a decoder has it (`models/block`). *Difference from T5*: none inside of the MLP or after the last norm.
 
@@ -41,6 +37,7 @@ import torch
 from torch import nn
 
 from minimegatron.comm.random import RngStreams
+from minimegatron.data.span_corruption import ADDED_IDS, SpanCorruption, check_span_corruption
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.layers.attention.relative import (
     BiasedMask,
@@ -52,11 +49,12 @@ from minimegatron.layers.attention.relative import (
     RelativePositionBias,
 )
 from minimegatron.layers.attention.self_attention import AttentionContext, SelfAttention
-from minimegatron.layers.inference_context import InferenceContext, LayerState, StateSpec
+from minimegatron.layers.inference_context import InferenceContext, StateSpec
 from minimegatron.layers.norm import Norm, add_norm
 from minimegatron.layers.recompute import recompute_module
 from minimegatron.models.block import TransformerBlock, TransformerLayer
 from minimegatron.models.decoder import GPTModel
+from minimegatron.models.encoder_decoder_generation import LENGTH, new_row
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
 from minimegatron.models.spec import ModuleSpec, build_module
 from minimegatron.parallel.pipeline.execution import Specs, Tensors, TensorSpec
@@ -64,8 +62,8 @@ from minimegatron.parallel.pipeline.execution import Specs, Tensors, TensorSpec
 if TYPE_CHECKING:
     from minimegatron.comm.mesh import Mesh
     from minimegatron.config import TransformerConfig
-
-LENGTH = "source_length"
+    from minimegatron.config.run import RunConfig
+    from minimegatron.data.tokenizer import Tokenizer
 
 
 class EncoderLayer(TransformerLayer):
@@ -156,6 +154,18 @@ class EncoderDecoderModel(GPTModel):
 
     reads_device = "where a row's targets begin decides what runs"
     whole_prompts = True
+    megatron_lacks = "whose T5 is another model"
+    added_ids = ADDED_IDS
+
+    @classmethod
+    def objective(cls, run: RunConfig, tokenizer: Tokenizer) -> SpanCorruption:
+        """Spans that were taken from a text."""
+        return SpanCorruption.of(run, tokenizer)
+
+    @classmethod
+    def check_run(cls, run: RunConfig) -> None:
+        """Refuse other tasks, and masks of documents."""
+        check_span_corruption(run)
 
     def __init__(
         self,
@@ -240,7 +250,13 @@ class EncoderDecoderModel(GPTModel):
         far = self.config.relative_attention_max_distance
         of_encoder, of_decoder = Buckets(tables[0], True, far), Buckets(tables[1], False, far)
         if inference_context is not None:
-            hidden = self._generate(tokens, inference_context, of_encoder, of_decoder, inputs)
+            if self.pre_process:
+                hidden = self._embedded(tokens)
+            else:
+                assert inputs is not None, "checked above"
+                hidden = inputs["hidden"]
+            start = self.config.decoder_start_token_id
+            hidden = new_row(self._blocks, (of_encoder, of_decoder), tokens, hidden, inference_context, start)
             if self.post_process:
                 return self.logits(hidden if logits_at is None else self._rows(hidden, logits_at))
             return {"hidden": hidden, "bias_e": tables[0], "bias_d": tables[1]}
@@ -301,8 +317,8 @@ class EncoderDecoderModel(GPTModel):
                 fix="build the model without it; weights are loaded into any layout",
             )
 
-    def check_prompt(self, prompt: Sequence[int], where: str) -> None:
-        """Refuse a prompt that is not a source and `decoder_start_token_id`.
+    def source_of(self, prompt: Sequence[int], where: str) -> int:
+        """How many ids of a prompt are its source: those before the first `decoder_start_token_id`.
 
         Raises:
             DataError: there is no such id in it, or nothing before it.
@@ -314,6 +330,7 @@ class EncoderDecoderModel(GPTModel):
                 where=where,
                 fix=f"[*source, {start}]",
             )
+        return prompt.index(start)
 
     def inference_state(self) -> dict[int, dict[str, StateSpec]]:
         """Keys and values of the decoder's layers; the first one here also keeps how long a source is."""
@@ -321,83 +338,3 @@ class EncoderDecoderModel(GPTModel):
         for number in [int(number) for number in self.decoder.layers][:1]:
             state[number] = {**state[number], LENGTH: StateSpec((1,), "sequence", torch.int64)}
         return state
-
-    def _generate(
-        self,
-        tokens: torch.Tensor,
-        context: InferenceContext,
-        of_encoder: Buckets,
-        of_decoder: Buckets,
-        inputs: Tensors | None,
-    ) -> torch.Tensor:
-        """The row of new tokens [n, 1, h], after this stage's layers."""
-        if self.pre_process:
-            hidden = self._embedded(tokens)
-        else:
-            assert inputs is not None, "checked by the caller"
-            hidden = inputs["hidden"]
-        new = self._new_sources(tokens, context)
-        at, sources = _part(context, [(0, count) for count in new])
-        memory = None
-        if len(at):
-            state = LayerState(sources, -1)
-            ids = state.padded(torch.ones_like(at)[:, None]).t()  # [r, n]: 1 a token, 0 padding
-            mask = BiasedMask(False, None, ids, buckets=of_encoder)
-            memory = state.unpadded(self.encoder(state.padded(hidden[at]), AttentionContext(None, mask)))
-            hidden = hidden.index_copy(0, at, memory)
-        if not self.decoder.layers and not self.post_process:
-            return hidden
-        at, targets = _part(context, [(count, whole) for count, whole in zip(new, context.new, strict=True)])
-        lengths = self._source_lengths(context, new)
-        made = self.decoder(
-            hidden[at],
-            MemoryContext(
-                None,
-                BiasedMask(buckets=of_decoder, sources=lengths),
-                targets,
-                memory,
-                CrossMask(sources=lengths),
-                sources,
-            ),
-        )
-        return hidden.index_copy(0, at, made)
-
-    def _new_sources(self, tokens: torch.Tensor, context: InferenceContext) -> list[int]:
-        """How many of each sequence's new tokens are of its source: those of a prompt before the first start."""
-        row, found, begin = tokens[0].tolist(), [], 0
-        for count, kept in zip(context.new, context.kept.tolist(), strict=True):
-            mine = row[begin : begin + count]
-            found.append(0 if kept else mine.index(self.config.decoder_start_token_id))
-            begin += count
-        return found
-
-    def _source_lengths(self, context: InferenceContext, new: Sequence[int]) -> torch.Tensor:
-        """[r], how long the source of each sequence is; kept from its first step on."""
-        lengths = torch.tensor(new, device=context.slots.device)
-        if not self.decoder.layers:
-            return lengths
-        state = LayerState(context, int(next(iter(self.decoder.layers))))
-        lengths = torch.where(context.kept == 0, lengths, state.read_sequences(LENGTH)[0][:, 0])
-        state.write_sequences(**{LENGTH: lengths[:, None]})
-        return lengths
-
-
-def _part(context: InferenceContext, spans: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, InferenceContext]:
-    """Some new tokens of each sequence, [first, stop) among its own: their places in the row, and a context of them.
-
-    Sequences that have none are left out; what is kept of a sequence must then not be asked of the context.
-    """
-    device, starts, at, new = context.slots.device, context.starts.tolist(), list[int](), list[int]()
-    for begin, (first, stop) in zip(starts, spans, strict=False):
-        at += range(begin + first, begin + stop)
-        new += [stop - first] * (stop > first)
-    places = torch.tensor(at, dtype=torch.int64, device=device)
-    ends = torch.tensor([0, *torch.tensor(new).cumsum(0).tolist()], dtype=torch.int32, device=device)
-    return places, dataclasses.replace(
-        context,
-        position_ids=context.position_ids[:, places],
-        rows=context.rows[places],
-        starts=ends,
-        new=tuple(new),
-        _cache={},
-    )

@@ -68,6 +68,21 @@ def build_module(spec: ModuleSpec, *args: Any, **kwargs: Any) -> nn.Module:
         ) from error
 
 
+def named_class(name: str, field: str) -> Any:
+    """The class MODULE:CLASS that a field of a configuration names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{field} {name!r} names no class: {error}", fix="MODULE:CLASS, of a module on PYTHONPATH"
+        ) from error
+
+
 def spec_from_name(names: tuple[str, str] | None, config: TransformerConfig) -> ModuleSpec | None:
     """`--spec module function`: import the module and call the function with the config; None for no `--spec`.
 

@@ -44,6 +44,7 @@ from torch import nn
 from minimegatron.comm import collectives as c
 from minimegatron.comm.random import RngStreams
 from minimegatron.config.vision import CHANNELS
+from minimegatron.data.pictures import blank_inputs
 from minimegatron.kernels import ops
 from minimegatron.layers.attention.mask import AttentionMask
 from minimegatron.layers.attention.self_attention import AttentionContext
@@ -55,7 +56,7 @@ from minimegatron.layers.rope import inverse_frequencies
 from minimegatron.models.block import TransformerBlock
 from minimegatron.models.decoder import GPTModel
 from minimegatron.models.gpt_layer_specs import decoder_layer_spec
-from minimegatron.models.spec import ModuleSpec
+from minimegatron.models.spec import ModuleSpec, named_class
 from minimegatron.parallel.pipeline.execution import Tensors
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         p = config.vision_patch_size
-        frames = () if config.vision_model_type == "clip" else (config.vision_temporal_patch_size,)
+        frames = (config.vision_temporal_patch_size,) if config.tower.frames else ()
         shape = (config.vision_hidden_size, CHANNELS, *frames, p, p)
         layout = ParamLayout(shape, init=Init(std=config.init_method_std), partial="sequence")
         self.weight = new_parameter(layout, config.dtype)
@@ -83,21 +84,25 @@ class PatchEmbedding(nn.Module):
 
 
 class PatchPositions(nn.Module):
-    """CLIP's: a class token where the row of a patch is negative; and a learned position for it and for each patch."""
+    """A learned position for each patch; with a class token, as CLIP has, that stands where the row is negative, and
+    has a position, too."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         assert config.vision_image_size is not None, "a picture of any size has no learned positions"
         self.columns, h = config.vision_image_size // config.vision_patch_size, config.vision_hidden_size
         how: dict[str, Any] = {"init": Init(std=config.init_method_std), "partial": "sequence"}
-        self.class_token = new_parameter(ParamLayout((h,), **how), config.dtype)
-        self.weight = new_parameter(ParamLayout((1 + self.columns**2, h), **how), config.dtype)
+        self.before = int(config.tower.class_token)
+        self.class_token = new_parameter(ParamLayout((h,), **how), config.dtype) if self.before else None
+        self.weight = new_parameter(ParamLayout((self.before + self.columns**2, h), **how), config.dtype)
 
     def forward(self, x: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
         """x [n, 1, h_v], patches [n, 4] -> [n, 1, h_v]."""
         row, column = patches[:, 0], patches[:, 1]
-        number = torch.where(row < 0, 0, 1 + row * self.columns + column)
-        return torch.where((row < 0)[:, None, None], self.class_token, x) + F.embedding(number, self.weight)[:, None]
+        number = torch.where(row < 0, 0, self.before + row * self.columns + column)
+        if self.class_token is not None:
+            x = torch.where((row < 0)[:, None, None], self.class_token, x)
+        return x + F.embedding(number, self.weight)[:, None]
 
 
 class VisionModel(nn.Module):
@@ -117,9 +122,9 @@ class VisionModel(nn.Module):
     def __init__(self, config: TransformerConfig, mesh: Mesh, rng: RngStreams | None = None) -> None:
         super().__init__()
         self.vision, self.mesh, self.rng = config.vision, mesh.with_whole_sequences(), rng
-        self.conv1 = PatchEmbedding(config)
-        self.position_embeddings = PatchPositions(config) if config.vision_model_type == "clip" else None
-        self.ln_pre = Norm(self.vision) if self.position_embeddings is not None else None
+        self.conv1 = named_class(config.tower.embedding, "embedding of the vision encoder")(config)
+        self.position_embeddings = PatchPositions(config) if config.tower.learned_positions else None
+        self.ln_pre = Norm(self.vision) if config.tower.norm_before else None
         self.whole = frozenset(range(self.vision.num_layers))
         if self.vision.rotates:
             self.whole = frozenset(config.vision_fullatt_block_indexes)
@@ -144,8 +149,8 @@ class VisionModel(nn.Module):
         if self.mesh.sequence_parallel:
             pixels, patches = (c.local_part(each, self.mesh.tp, 0) for each in (pixels, patches))
         x = self.conv1(pixels)
-        if self.position_embeddings is not None and self.ln_pre is not None:
-            x = self.ln_pre(self.position_embeddings(x, patches))
+        x = x if self.position_embeddings is None else self.position_embeddings(x, patches)
+        x = x if self.ln_pre is None else self.ln_pre(x)
         for group, again in self.decoder.groups(list(self.decoder.layers.values())):
             run = partial(recompute, self._run, rng=self.rng) if again else self._run
             x = run(group, x, whole, windowed)
@@ -171,11 +176,11 @@ class VisionProjector(nn.Module):
         super().__init__()
         self.tp, self.kernels, self.sequence_parallel = mesh.tp, config.kernels, mesh.sequence_parallel
         self.block = config.vision_spatial_merge_size**2
-        width, merges = self.block * config.vision_hidden_size, config.vision_model_type == "qwen_vit"
-        inner = width if merges else config.hidden_size
+        width, norms = self.block * config.vision_hidden_size, config.tower.projector_norm
+        inner = width if norms else config.hidden_size
         init = Init(std=config.init_method_std)
         how: dict[str, Any] = {"init": init, "sequence_parallel": mesh.sequence_parallel, "dtype": config.dtype}
-        self.norm = Norm(config.vision) if merges else None
+        self.norm = Norm(config.vision) if norms else None
         self.linear_fc1 = ColumnParallelLinear(width, inner, mesh.tp, **how)
         self.linear_fc2 = RowParallelLinear(inner, config.hidden_size, mesh.tp, **how)
 
@@ -192,6 +197,12 @@ class VisionProjector(nn.Module):
 class VisionLanguageModel(GPTModel):
     """A decoder, or one pipeline stage of it, whose first stage also has a vision transformer and a projector."""
 
+    megatron_lacks = "for which no vision encoder is converted"
+
+    def blank_inputs(self, b: int, s: int) -> dict[str, torch.Tensor]:
+        """`vision_patches_per_sample` patches a sample."""
+        return blank_inputs(b, s, self.config)
+
     def __init__(
         self,
         config: TransformerConfig,
@@ -204,7 +215,8 @@ class VisionLanguageModel(GPTModel):
     ) -> None:
         super().__init__(config, mesh, spec, pre_process=pre_process, rng=rng, **stage)
         self.vision_model = VisionModel(config, mesh, rng) if pre_process else None
-        self.vision_projection = VisionProjector(config, mesh) if pre_process else None
+        projector = named_class(config.tower.projector, "projector of the vision encoder")
+        self.vision_projection = projector(config, mesh) if pre_process else None
         self._pictures: tuple[torch.Tensor, ...] | None = None
 
     def forward(

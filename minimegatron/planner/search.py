@@ -40,6 +40,7 @@ from minimegatron.planner.planning import RECOMPUTE, Plan, plan
 from minimegatron.planner.timing import as_asked
 from minimegatron.planner.update import update_time
 from minimegatron.training.memory_report import spec_of
+from minimegatron.training.model_class import has_documents
 
 SPLIT_BUBBLE = {"zb_h1": 3, "zb_v": 6}  # (p-1)/(3m), (p-1)/(6m): `parallel/pipeline/schedules`
 
@@ -98,7 +99,7 @@ class Estimator:
         config = self.base.model
         if "recompute_granularity" not in self.base.given:
             config = config.replace(**RECOMPUTE[str(recompute)])
-        work = Work(self.base.data.seq_length, int(b), 1, self.base.has_documents, self.cluster.device)
+        work = Work(self.base.data.seq_length, int(b), 1, has_documents(self.base), self.cluster.device)
         return sizes_of(config, self.model(*axes)[0], self.base.optimizer, work, self.spec)
 
     def _pieces(self, splits: bool, *place: int | str) -> tuple[Pieces, dict[int, Tape], tuple[Tape, Tape]]:

@@ -61,6 +61,8 @@ class OwnAnswers(Dataset):
         share: of the rows; above 0.
     """
 
+    known = False
+
     def __init__(self, rows: RowDataset, share: float) -> None:
         self.rows, self.share = rows, share
         self.place: dict[int, int] = {}  # sample -> row of `answers`

@@ -261,6 +261,8 @@ class Rollouts(Dataset):
         number: [1] int64, which rollout this is; -1 before the first.
     """
 
+    known = False
+
     def __init__(self, run: RunConfig, num_samples: int, batch_size: int, numbers: Sequence[str]) -> None:
         task, s = run.task, run.data.seq_length
         self.size = task.grpo_prompts_per_step * task.grpo_group_size

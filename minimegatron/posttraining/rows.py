@@ -157,6 +157,8 @@ class RowDataset(Dataset):
         extra: name -> [n] float32, further numbers of each id of `items`; a batch has them as [b, s], of the labels.
     """
 
+    known = False
+
     def __init__(
         self,
         items: Items,

@@ -209,6 +209,8 @@ class PictureRows(Dataset):
         name: for the log.
     """
 
+    known = False
+
     def __init__(
         self,
         encoder: Encoder,

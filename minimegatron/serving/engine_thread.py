@@ -272,7 +272,8 @@ class EngineThread:
             _send([(stream, error)])
             return
         stream.answer = self.engine.sequences[stream.request_id][0]
-        texts = [(Detokenizer(decode, request.prompt), StopStrings(stream.stops)) for _ in range(request.n)]
+        before = stream.answer.continued
+        texts = [(Detokenizer(decode, before), StopStrings(stream.stops)) for _ in range(request.n)]
         self._active[stream.request_id] = _Active(stream, texts, [None] * request.n, request.n)
 
     def _abort(self, request_id: str, reason: str = "abort") -> None:

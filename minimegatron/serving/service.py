@@ -118,10 +118,20 @@ class Service:
             what = f"the model {str(name)[:128]!r} is not served here; {served}"
             raise ApiError(404, what, "not_found_error", "model", "model_not_found")
 
-    def ids_of(self, text: str) -> list[int]:
-        """Ids of a prompt, with the tokenizer's bos unless the text begins with it."""
+    def ids_of(self, prompt: str | list[int]) -> list[int]:
+        """Ids of a prompt, with the tokenizer's bos unless the text begins with it.
+
+        Of an encoder-decoder the prompt is the source: a text with its end, ids as they are.
+
+        Raises:
+            DataError: a source has the id with which a target begins.
+        """
+        config = self.engine.model.config
+        if isinstance(prompt, list):
+            return config.prompt_of(prompt) if prompt else []
         begins = self.tokenizer.named.get("bos_token")
-        return self.tokenizer.tokenize(text, add_special_tokens=False if begins and text.startswith(begins) else None)
+        add = False if begins and prompt.startswith(begins) else None
+        return config.prompt_of(self.tokenizer.tokenize(prompt, add_special_tokens=add), self.tokenizer.eod)
 
     def chat_ids(self, body: ChatRequest) -> tuple[list[int], tuple[Picture, ...]]:
         """Ids of a conversation in the model's chat template, with room for its pictures, and these.
@@ -135,7 +145,7 @@ class Service:
         config = self.engine.model.config
         if not config.sees:
             require(not urls, f"{len(urls)} pictures, and the model sees none", "a vision-language model")
-            return ids, ()
+            return config.prompt_of(ids, self.tokenizer.eod), ()
         pictures = tuple(Picture(resized(decoded(url), config), config) for url in urls)
         room = with_room(ids, [picture.grid for picture in pictures], config)
         return [token for token, times in room for _ in range(times)], pictures
@@ -251,10 +261,10 @@ class Service:
         if (asked := len(body.prompts) * best_of) > self.thread.capacity:
             what = f"`prompt`: {asked} answers, and this server keeps {self.thread.capacity}"
             raise refuse(what, "prompt", "invalid_value")
-        prompts = [
-            prompt if isinstance(prompt, list) else await self._read(self.ids_of, prompt, "prompt")
-            for prompt in body.prompts
-        ]
+        if echo and self.engine.model.config.prompt_of([]):
+            what = "the prompt of an encoder-decoder is its encoder's: an answer does not continue it"
+            raise refuse(f"`echo`: {what}", "echo", "invalid_value")
+        prompts = [await self._read(self.ids_of, prompt, "prompt") for prompt in body.prompts]
         log_probs = body.logprobs if best_of == n else body.logprobs or 0
         more: dict[str, Any] = {"n": best_of, "seed": seed_of(body), "log_probs": log_probs}
         more["prompt_log_probs"] = body.logprobs if echo else None

@@ -30,7 +30,7 @@ from minimegatron.config.stages import plan_stages
 from minimegatron.data.builder import parse_split
 from minimegatron.data.gpt_dataset import Dataset
 from minimegatron.errors import DataError
-from minimegatron.models.chunks import build_model_chunks, count_parameters
+from minimegatron.models.chunks import build_model_chunks, count_parameters, stage_class
 from minimegatron.models.spec import spec_from_name
 from minimegatron.optim.build import build_optimizer
 from minimegatron.optim.groups import freeze, train_added
@@ -154,6 +154,7 @@ def build_replica(run: RunConfig, mesh: Mesh, rng: RngStreams | None = None) -> 
         rng: streams for dropout; None for a model that is not trained, whose parameters are all frozen.
     """
     spec = spec_from_name(run.spec, run.model)
+    stage_class(run.model, spec).check_run(run)
     model = build_model_chunks(run.model, mesh, run.training.seed, spec, rng)
     on_all_ranks(lambda: read_base(model, run.model), mesh.world)
     if rng is None:

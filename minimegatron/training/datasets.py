@@ -39,11 +39,10 @@ from minimegatron.data.gpt_dataset import Batch, Dataset, GPTDataset, GPTDataset
 from minimegatron.data.indexed import IndexedDataset
 from minimegatron.data.loader import DataLoader
 from minimegatron.data.packing import PackedDataset
-from minimegatron.data.span_corruption import ADDED_IDS, CorruptedDataset, SpanCorruption
 from minimegatron.data.tokenizer import NullTokenizer, Tokenizer, build_tokenizer
-from minimegatron.data.whole_words import MARKS, MaskedWords
 from minimegatron.errors import ConfigError, require
 from minimegatron.launch.agreement import require_agreement
+from minimegatron.training.model_class import class_of_run
 
 CORPUS_KINDS = {"stdlib": "both", "stdlib-code": "code", "stdlib-docs": "docs"}
 CORPUS_VOCABULARY = 4096
@@ -90,8 +89,7 @@ Joint = tuple[int | None, int | None, int | None]
 
 def tokens_of(dataset: Dataset, sample: int) -> str:
     """Digest of the tokens of a sample; "" where there is none, or where a run makes its samples itself (rollouts)."""
-    read = GPTDataset | PackedDataset | BertDataset | BlendedDataset | CorruptedDataset
-    if not isinstance(dataset, read) or sample >= len(dataset):
+    if not getattr(dataset, "known", False) or sample >= len(dataset):
         return ""
     return digest([dataset.batch([sample])["tokens"].numpy().tobytes()])
 
@@ -150,16 +148,11 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
     else:
         tokenizer = _tokenizer(run, chosen)
     vocab_size = vocab_size_of(tokenizer, chosen)
-    masking = None
-    if run.model.bert_head is not None:
-        masking = MaskedWords.of(tokenizer, data.mask_prob, pairs=run.model.bert_head == "lm_and_binary")
-        vocab_size = max(vocab_size, masking.vocab_size)
-    corruption = None
-    if run.model.encoder_num_layers is not None:
-        corruption = SpanCorruption.of(run, tokenizer)
-        vocab_size = max(vocab_size, corruption.vocab_size)
+    objective = class_of_run(run).objective(run, tokenizer)
+    if objective is not None:
+        vocab_size = max(vocab_size, objective.vocab_size)
     config = GPTDatasetConfig(
-        data.seq_length if corruption is None else corruption.raw,
+        data.seq_length if objective is None else objective.text_length(data.seq_length),
         tokenizer,
         run.training.seed,
         data.reset_position_ids,
@@ -168,7 +161,7 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
         data.data_cache_path,
         data.sequence_packing,
         progress,
-        masking,
+        objective,
     )
     train, valid, test = build_datasets(
         config, num_samples, data_path, data.split, per_split if any(per_split) else None, joint=joint
@@ -179,20 +172,18 @@ def _load(run: RunConfig, num_samples: tuple[int, int, int], joint: Joint, progr
     ]
     trained_on = () if train is None else tuple(_contents(train))
     sets: dict[str, Dataset | None] = {"train": train, "valid": valid, "test": test}
-    if corruption is not None:
-        sets = {name: None if each is None else CorruptedDataset(each, corruption) for name, each in sets.items()}
+    if objective is not None:
+        sets = {name: None if each is None else objective.of_texts(each) for name, each in sets.items()}
     return RunData(tokenizer, vocab_size, **sets, files=tuple(files), trained_on=trained_on, tokenizer_model=folder)
 
 
 def _marks(run: RunConfig) -> int:
-    """How many ids of the model a tokenizer that is made here leaves to a BERT's marks, or to span corruption.
+    """How many ids of the model a tokenizer that is made here leaves to the objective.
 
     Raises:
         ConfigError: nothing is left for words.
     """
-    count = 0 if run.model.bert_head is None else len(MARKS)
-    count += 0 if run.model.encoder_num_layers is None else ADDED_IDS
-    size = run.model.vocab_size
+    count, size = class_of_run(run).added_ids, run.model.vocab_size
     require(size > count + 1, f"vocab_size is {size}, and {count + 1} ids are no words", f"at least {count + 2}")
     return count
 

@@ -44,6 +44,7 @@ from minimegatron.models.spec import ModuleSpec, spec_from_name
 from minimegatron.optim.optimizer import MixedPrecisionOptimizer
 from minimegatron.parallel.data.data_parallel import DataParallel
 from minimegatron.parallel.data.units import units_in_trace
+from minimegatron.training.model_class import has_documents
 from minimegatron.training.observers import Observer, Step
 from minimegatron.training.rules import batch_sizes
 
@@ -197,7 +198,7 @@ def work_of_run(run: RunConfig, world: int, device: str) -> Work:
     from minimegatron.footprint.prediction import Work
 
     microbatches = batch_sizes(run.training, run.parallel.data_parallel_size(world)).at(0)
-    return Work(run.data.seq_length, run.training.micro_batch_size, microbatches, run.has_documents, device)
+    return Work(run.data.seq_length, run.training.micro_batch_size, microbatches, has_documents(run), device)
 
 
 def predicted_row(label: str, told: Prediction) -> Row:

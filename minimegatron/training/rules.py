@@ -17,13 +17,13 @@ from minimegatron.config.run import RunConfig
 from minimegatron.config.stages import plan_stages
 from minimegatron.config.variants import check_fp8_dims
 from minimegatron.data.builder import parse_data_path, parse_split
-from minimegatron.data.span_corruption import check_span_corruption
 from minimegatron.errors import require
 from minimegatron.layers.attention.choice import check_backend
 from minimegatron.layers.transformer_engine import check_transformer_engine
-from minimegatron.models.chunks import schedule_of
+from minimegatron.models.chunks import schedule_of, stage_class
 from minimegatron.training.flops import step_flops
 from minimegatron.training.microbatches import BatchSizeRampup, NumMicrobatches, rates_of
+from minimegatron.training.model_class import has_documents
 
 TWIN_FLOPS = 2e12  # of a batch on one rank: minutes on a core
 
@@ -62,10 +62,7 @@ def check_run(run: RunConfig, world_size: int, *, reads: bool) -> None:
         f"lora_base {run.model.lora_base}, and the run begins with no weights, or torch's FSDP2 shards them",
         "the same folder as --load, or the run that goes on; and another --data-parallel-sharding-strategy",
     )
-    if run.model.bert_head is not None:
-        _check_bert(run)
-    if run.model.encoder_num_layers is not None:
-        check_span_corruption(run)
+    stage_class(run.model).check_run(run)  # that of `--spec` is asked where it is imported, by `build_replica`
     _check_profile(run.training, world_size)
     _check_graph(run)
     _check_twin(run, world_size)
@@ -150,19 +147,6 @@ def _check_data(data: DataConfig) -> None:
         parse_data_path(words)
 
 
-def _check_bert(run: RunConfig) -> None:
-    """A BERT learns hidden words, from samples of its own."""
-    names = ("sequence_packing", "reset_attention_mask", "reset_position_ids", "eod_mask_loss")
-    given = [name for name in names if getattr(run.data, name)]
-    given += [f"minimegatron {run.task_name}"] * (run.task is not None)
-    require(
-        not given and run.model.bert_head != "pooler",
-        f"bert_head {run.model.bert_head}{' with ' * bool(given)}{', '.join(given)}: words are hidden in a sample of "
-        "one text or a pair, and a head has to predict them",
-        "minimegatron train --bert-head lm, or lm_and_binary, without these",
-    )
-
-
 def _check_profile(training: TrainingConfig, world_size: int) -> None:
     """A profile has ranks, and steps."""
     if not training.profile:
@@ -235,7 +219,7 @@ def _check_graph(run: RunConfig) -> None:
         "params_dtype fp16": model.params_dtype == "fp16",
         "transformer_impl transformer_engine": model.transformer_impl == "transformer_engine",
         "rampup_batch_size": run.training.rampup_batch_size is not None,
-        "documents (reset_attention_mask, sequence_packing, BERT's padding)": run.has_documents
+        "documents (reset_attention_mask, sequence_packing, BERT's padding)": has_documents(run)
         or data.sequence_packing,
     }
     used = [name for name, is_used in cannot.items() if is_used]

@@ -78,6 +78,8 @@ def rank_facts(run: RunConfig) -> dict[str, Any]:
     if run.spec is not None:
         facts["spec"] = " ".join(run.spec)
         facts["source of the spec"] = _source_of(run.spec[0])
+    if run.model.model_class is not None:
+        facts["source of model_class"] = _source_of(run.model.model_class.partition(":")[0])
     return facts | source_facts()
 
 

@@ -31,9 +31,9 @@ def samples(
     folder: Any, s: int = S, num_samples: int | None = None, pairs: bool = True, seed: int = 7, **more: Any
 ) -> BertDataset:
     masking = MaskedWords.of(NullTokenizer(999), more.pop("probability", 0.15), pairs)
-    config = GPTDatasetConfig(s, NullTokenizer(999), seed, masking=masking)
+    config = GPTDatasetConfig(s, NullTokenizer(999), seed)
     dataset = more.pop("dataset", None) or corpus(folder)
-    return BertDataset(dataset, np.arange(len(dataset)), num_samples, config)
+    return masking.of_documents(dataset, np.arange(len(dataset)), num_samples, config)
 
 
 def restored(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -187,8 +187,8 @@ def test_marks_around_a_text_are_taken_off(tmp_path):
     assert tokenizer.eod == 3
     text = [2, *range(5, 15), 3, 3]
     dataset = IndexedDataset(write(tmp_path / "y", [[text], [text]]))
-    config = GPTDatasetConfig(16, tokenizer, masking=MaskedWords.of(tokenizer, 0.15, True))
-    for row in restored(BertDataset(dataset, np.arange(2), 8, config).batch(range(8))).tolist():
+    masking, config = MaskedWords.of(tokenizer, 0.15, True), GPTDatasetConfig(16, tokenizer)
+    for row in restored(masking.of_documents(dataset, np.arange(2), 8, config).batch(range(8))).tolist():
         assert row.count(2) == 1 and row[0] == 2 and row.count(3) == 2, row
 
 

@@ -18,6 +18,7 @@ from minimegatron.errors import ConfigError, DataError
 from minimegatron.evaluation.likelihood import (
     Likelihood,
     Question,
+    Rows,
     engine_of,
     pair_ids,
     question_report,
@@ -63,7 +64,7 @@ def test_a_text_is_as_likely_as_transformers_finds_its_windows(tokenizer):
     engine = engine_of(ours("llama2"))
     engine.max_model_len = engine.scheduler.max_model_len = 24
     for stride in (None, 7):
-        asked = text_requests(TEXT, tokenizer, 24, stride)
+        asked = text_requests(TEXT, tokenizer, Rows(engine.model.config, 24), stride)
         found = [Likelihood.of(answer) for (answer,) in complete(engine, asked)]
         ids = [96, *tokenizer.tokenize(TEXT)]
         assert sum(one.tokens for one in found) == len(ids) - 1
@@ -82,7 +83,8 @@ def test_a_text_is_as_likely_as_transformers_finds_its_windows(tokenizer):
 def test_choices_are_as_likely_as_transformers_finds_them(tokenizer):
     questions = [Question("7 + 5 =", ("12", "11", "a hundred"), 0), Question("Who? ", ("I", "you"), 1)]
     engine = engine_of(ours("llama2"))
-    found = [Likelihood.of(answer) for (answer,) in complete(engine, question_requests(questions, tokenizer, 40))]
+    asked = question_requests(questions, tokenizer, Rows(engine.model.config, 40))
+    found = [Likelihood.of(answer) for (answer,) in complete(engine, asked)]
     at = iter(found)
     for each in questions:
         for choice in each.choices:

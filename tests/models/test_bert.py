@@ -199,7 +199,7 @@ def test_a_folder_is_converted_and_written_back(tmp_path, capsys):
     convert(["--load", str(there), "--save", str(tmp_path / "ours")])
     model = open_model(tmp_path / "ours")
     assert model.config.bert_head == "lm" and not any("pooler" in name for name in model.weights.tensors)
-    with pytest.raises(ConfigError, match="a BERT predicts no next words"):
+    with pytest.raises(ConfigError, match="a BertModel predicts no next words"):
         load_alone(model)
     convert(["--load", str(tmp_path / "ours"), "--save", str(back), "--to", "hf", "--hf-model", "none"])
     assert "it never stops" not in capsys.readouterr().out, "an encoder does not begin"

@@ -293,5 +293,16 @@ def test_prompts_that_are_no_source_or_too_long_for_a_step_are_refused():
     for prompt in ([5, 7, 9], [START], [START, 5]):
         with pytest.raises(DataError, match="without a source"):
             generate(engine, [prompt], 4)
-    with pytest.raises(DataError, match="in one step, and a step has 32"):
+    with pytest.raises(DataError, match="max_model_len is 32") as error:
         generate(engine, [[*range(2, 40), START]], 4)
+    assert "max_num_batched_tokens: prompts are computed whole" in error.value.fix
+    with pytest.raises(ConfigError, match="max_model_len is 64, and a step has 32 tokens"):
+        Engine(engine.model, EngineConfig(64, max_num_seqs=4, max_num_batched_tokens=32))
+
+
+def test_a_prompt_longer_than_a_steps_default_gets_a_step_of_its_length():
+    model = ours_of(theirs_of("1.1")).eval()
+    prompt = [*range(2, 90)] * 6 + [START]
+    wide = Engine(model, EngineConfig(max_num_batched_tokens=1024))
+    assert len(prompt) > EngineConfig.max_num_batched_tokens
+    assert generate(model, [prompt], 4)[0].tokens == generate(wide, [prompt], 4)[0].tokens

@@ -349,7 +349,7 @@ def test_what_has_no_place_for_pictures_says_so():
     refused = [
         ("the vision encoder of qwen2_5_vl is not quantised", lambda: linear_weights(config, family)),
         ("a text does not say which parts", lambda: sizes_after(config, {"num_layers": 1})),
-        ("with a vision encoder is not written for Megatron", lambda: args_of(config)),
+        ("a VisionLanguageModel is not written for Megatron", lambda: args_of(config)),
         ("not written for TensorRT-LLM", lambda: keys_of(config, family, 1)),
     ]
     for message, function in refused:

@@ -1448,8 +1448,32 @@ MUTANTS = (
         "(keys <= self.sources[:, None])[:, None, None]", _ANSWERS,
     ),
     Mutant(
-        "a later step does not know where the source ends", _HALVES,
+        "a later step does not know where the source ends", "minimegatron/models/encoder_decoder_generation.py",
         "lengths = torch.where(context.kept == 0, lengths, state.read_sequences(LENGTH)[0][:, 0])", "pass", _ANSWERS,
+    ),
+    Mutant(
+        "words of a source are penalised", "minimegatron/inference/plan.py", "(sequence.continued, (*sequence",
+        "(request.prompt, (*sequence", "tests/serving/test_encoder_decoder.py -k penalties",
+    ),
+    Mutant(
+        "the text of an answer continues its source", "minimegatron/serving/engine_thread.py",
+        "before = stream.answer.continued", "before = request.prompt",
+        "tests/serving/test_encoder_decoder.py -k blank",
+    ),
+    Mutant(
+        "a choice is predicted without the end of its question", "minimegatron/evaluation/likelihood.py",
+        "before += [tokenizer.eod] * (before[-1:] != [tokenizer.eod])", "pass",
+        "tests/evaluation/test_encoder_decoder.py -k ends_as_in_training",
+    ),
+    Mutant(
+        "a run does not read the samples of its objective", "minimegatron/training/datasets.py",
+        "objective = class_of_run(run).objective(run, tokenizer)", "objective = None",
+        "tests/extension/test_families.py -k objective",
+    ),
+    Mutant(
+        "a file names code, which is imported", "minimegatron/models/chunks.py",
+        'config.model_class in {family.fields.get("model_class") for family in FAMILIES.values()}', "True",
+        "tests/extension/test_families.py -k not_imported",
     ),
     Mutant(
         "a prompt is computed in pieces", "minimegatron/inference/scheduler.py",

@@ -5,7 +5,12 @@ A *family* is what all its members share: norm, activation, positions, biases. A
 
 To add a family, copy the nearest file of this folder and change it: whatever the folder holds is known to `--preset`,
 `convert`, `--load` and every export. `family.py` says what a family is made of, `keys.py` how a `config.json` is read
-without missing anything, `llama_like.py` what the descendants of Llama share.
+without missing anything, `llama_like.py` what the descendants of Llama share. A family of another kind names the class
+of its stages (`model_class`), and its vision encoder (`config/vision.Tower`). A family of another package is registered
+where its module is imported; every command imports what an installed package names as an entry point:
+
+    [project.entry-points."minimegatron.families"]
+    mine = "my_package.my_family"
 
 Sources of the sizes: the model cards and `config.json` files published with the weights.
 """
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from importlib.metadata import entry_points
 from typing import Any
 
 from minimegatron.config import TransformerConfig
@@ -22,6 +28,8 @@ from minimegatron.models.families.family import FAMILIES, PRESETS, Family
 
 for _file in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_file.name}")  # which registers its family
+for _entry in entry_points(group="minimegatron.families"):
+    _entry.load()
 
 
 def preset(name: str) -> dict[str, Any]:

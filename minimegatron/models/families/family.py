@@ -135,6 +135,8 @@ class Family:
         """
         if ("bert_head" in self.fields) != (config.bert_head is not None):
             return False
+        if self.fields.get("model_class") != config.model_class:
+            return False
         hybrid = config.hybrid_override_pattern is not None
         if self.has("cross_attention") != config.has("cross_attention") or self.has("vision") != config.sees:
             return False
