@@ -34,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minimegatron.config.same_model import unmet
 from minimegatron.errors import ConfigError, DataError, MinimegatronError
 from minimegatron.flags import Parser
 from minimegatron.watch.log import RunLog
@@ -172,13 +173,15 @@ def facts(log: RunLog) -> dict[str, str]:
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of a configuration that are shown, and set."""
+    """The fields of a configuration that are shown, set, and read by the run."""
+    given = {name: value for section in SHOWN for name, value in (config.get(section) or {}).items()}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     found = {}
-    for section, names in SHOWN.items():
+    for names in SHOWN.values():
         for name in names:
-            value = (config.get(section) or {}).get(name)
-            if value not in (None, False, "", (), []):
-                found[name] = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            value = given.get(name)
+            if value not in (None, False, "", ()) and not unmet(name, given.get):
+                found[name] = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return found
 
 
@@ -296,8 +299,13 @@ def page(args: argparse.Namespace) -> str:
             where=str(args.folder),
             fix="a folder as the table of `minimegatron report --help` says, e.g. of examples/speedrun.sh",
         )
+    made = [stage.get("stage") for stage in files.get("stages", [])]
+    place = {
+        name: (made.index(name) if name in made else len(made), -max(tokens(logs[name]).values())) for name in logs
+    }
     trainings = []
-    for name, log in sorted(logs.items(), key=lambda item: -max(tokens(item[1]).values())):
+    for name in sorted(logs, key=place.__getitem__):
+        log = logs[name]
         try:
             told = planned(log, args.cluster, args.world_size, args.gpu_price) if args.cluster else {}
         except MinimegatronError as error:
@@ -312,12 +320,12 @@ def page(args: argparse.Namespace) -> str:
             }
         )
     header, rows = task_rows(tasks)
-    made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(PAGE.read_text(encoding="utf-8")).render(
         title=args.folder.resolve().name,
         machine=machine(),
-        made=made,
+        made=now,
         stages=stage_rows(files.get("stages", []), args.price) if files.get("stages") else [],
         price=args.price,
         trainings=trainings,

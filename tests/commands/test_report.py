@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from minimegatron.commands import report
-from minimegatron.commands.report import lines_of, main, planned, points, read_log, tokens
+from minimegatron.commands.report import lines_of, main, planned, points, read_log, settings, tokens
 from minimegatron.errors import ConfigError, DataError
 from minimegatron.training.arguments import parse_args
 from tests.notebooks import browser
@@ -100,6 +100,30 @@ def test_the_prediction_is_that_of_plan(folder):
     seconds = plan(run, 2, CLUSTERS["h100"]).time.seconds
     told = planned(log, "h100", 2, None)
     assert told["a step"].startswith(f"{1e3 * seconds:.2f} ms") and told["the training"] == f"{40 * seconds:.1f} s"
+
+
+def test_trainings_stand_in_the_order_of_the_stages(folder):
+    """Of as many tokens each; without stages that of the most tokens is first."""
+    log = (folder / "base.jsonl").read_text().replace("lm loss", "loss")
+    for name in ("chat", "pretrain"):
+        (folder / f"{name}.jsonl").write_text(log)
+    stages = lines_of(folder / "stages.jsonl")
+    write(folder / "stages.jsonl", [*stages, {**stages[0], "stage": "chat"}])
+    main([str(folder)])
+    titles = re.findall("<h2>(.*)</h2>", (folder / "report.html").read_text())
+    assert [title for title in titles if title in ("base", "chat", "pretrain")] == ["pretrain", "chat", "base"]
+
+
+def test_fields_that_the_run_does_not_read_are_not_shown():
+    def shown(flags):
+        return settings(parse_args([*MODEL.split(), *flags.split()]).to_dict())
+
+    assert shown("")["hidden_size"] == "64" and "moe_router_topk" not in shown("")
+    assert shown("--num-experts 4 --moe-router-topk 2")["moe_router_topk"] == "2"
+    assert "adam_beta1" in shown("--optimizer muon") and "adam_beta1" not in shown("--optimizer sgd")
+    config = json.loads(json.dumps(parse_args(MODEL.split()).to_dict()))
+    config["data"] |= {"mock_data": False, "data_path": ["a", "b"], "split": "99,1,0", "train_data_path": []}
+    assert settings(config)["data_path"] == "a b" and settings(config)["split"] == "99,1,0"
 
 
 def test_a_plan_that_cannot_be_made_is_said(folder):
