@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import threading
 import time
 import types
@@ -174,20 +175,29 @@ def groups_made() -> int:
 class CountedGroup(dist.ProcessGroup):
     """Stands in for ProcessGroupGloo; torch makes it, one for each group and member."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta | None = None) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: datetime.timedelta | None = None, **options: Any
+    ) -> None:
+        """`options` are what torch has besides: 2.14 says `enable_reconfigure`."""
         super().__init__(rank, size)
         self._rank, self._size, self._store = rank, size, store
         self.options = types.SimpleNamespace(global_ranks_in_group=[], group_name="", _timeout=timeout)
         self._gloo = dist.ProcessGroup(store, rank, size)
         patience = timeout or distributed_c10d.default_pg_timeout
         self._gloo._register_backend(
-            torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, _GLOO(store, rank, size, timeout=patience)
+            torch.device("cpu"),
+            dist.ProcessGroup.BackendType.GLOO,
+            _GLOO(store, rank, size, timeout=patience, **options),
         )
         self._gloo._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
 
     def _set_sequence_number_for_group(self) -> None:
-        self._name = str(self.options.group_name)
-        self._ranks = tuple(self.options.global_ranks_in_group) or tuple(range(self._size))
+        """gloo's own begins at 0."""
+
+    @functools.cached_property
+    def _ranks(self) -> tuple[int, ...]:
+        """Their places in the case. torch sets the options after the constructor, and may not say that it has."""
+        return tuple(self.options.global_ranks_in_group) or tuple(range(self._size))
 
     def rank(self) -> int:
         return self._rank
@@ -205,7 +215,7 @@ class CountedGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        return self._name
+        return str(self.options.group_name)
 
     @property
     def _device_types(self) -> list[torch.device]:

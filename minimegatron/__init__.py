@@ -4,4 +4,4 @@ Import what you need from its package: `minimegatron.comm.mesh`, `minimegatron.l
 `minimegatron.models.decoder`, `minimegatron.training.step` ... Importing the package itself costs nothing.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"

@@ -112,10 +112,15 @@ def test_a_workflow_runs_what_a_person_runs(name: str, target: str) -> None:
     assert (ROOT / ".ci/run").read_text().endswith("\nmake test\n")
 
 
-def test_the_citation_has_the_version_of_the_package() -> None:
+def test_citation_readme_and_changes_have_the_version_of_the_package() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     version = re.search(r'^__version__ = "(.+)"$', (ROOT / "minimegatron" / "__init__.py").read_text(), re.M)
     assert version and str(citation["version"]) == version[1] and citation["license"] == PROJECT["project"]["license"]
+    for name in ("README.md", "README.zh.md"):
+        said = set(re.findall(r"^minimegatron (\S+), torch", (ROOT / name).read_text(), re.M))
+        assert said == {version[1]}, name
+    changes = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert changes[0] in (version[1], "Unreleased") and version[1] in changes[:2]
 
 
 # ---------------------------------------------------------------------------------------------------- text
