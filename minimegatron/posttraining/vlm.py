@@ -189,6 +189,12 @@ def _line(lines: Sequence[Numbered], number: int, most: int, config: Transformer
         if not isinstance(line, dict) or not isinstance(line.get("messages"), list):
             raise DataError("no list of `messages`", fix='{"messages": [{"role": ..., "content": ...}, ...]}')
         messages, urls = without_pictures(line["messages"])
+        shown = (message for message in messages if message.get("role") == "assistant")
+        if any({"type": "image"} in message["content"] for message in shown if isinstance(message["content"], list)):
+            raise DataError(
+                "a picture in a message of the assistant: its tokens would count, and no model here draws",
+                fix="let the user show it",
+            )
         return Line(messages, [resized(decoded(url), config, most) for url in urls])
     except (ValueError, DataError) as error:
         what, fix = (error.what, error.fix) if isinstance(error, DataError) else (f"bad JSON: {error}", "mend the line")

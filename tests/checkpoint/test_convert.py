@@ -22,6 +22,7 @@ from minimegatron.config import TransformerConfig
 from minimegatron.errors import CheckpointError, ConfigError, MinimegatronError
 from minimegatron.memory import Tracker
 from minimegatron.models.families import PRESETS, family_config, preset
+from tests.models import test_bert, test_llava, test_t5, test_vision
 from tests.models.test_huggingface import EXPERTS, FAMILIES, hf_model
 
 
@@ -68,6 +69,39 @@ def test_there_and_back_is_exact_and_speaks_in_transformers(name, tmp_path):
             assert all(after[k].dtype == before[k].dtype and torch.equal(after[k], before[k]) for k in before)
             loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
             assert (loaded(tokens).logits - wanted).abs().max() <= 1e-5
+
+
+OTHERS = {
+    "t5": ("T5ForConditionalGeneration", test_t5.KINDS["1.0"]),
+    "bert": ("BertForPreTraining", test_bert.SIZES),
+    "megatron-bert": ("MegatronBertForMaskedLM", test_bert.SIZES),
+    "qwen2.5-vl": ("Qwen2_5_VLForConditionalGeneration", test_vision.FIELDS),
+    "llava": ("LlavaForConditionalGeneration", test_llava.FIELDS),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_there_and_back_of_encoders_and_of_models_that_see(name, tmp_path):
+    """Every tensor that is written is the published one, and all are that transformers reads."""
+    import transformers
+
+    cls, fields = OTHERS[name]
+    kind = getattr(transformers, cls)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**fields)).eval()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.05 * torch.randn_like(param))
+    model.save_pretrained(tmp_path / "published")
+    convert("--load", tmp_path / "published", "--save", tmp_path / "ours", "--max-shard-size", "40KB")
+    for how in ("back", "own"):
+        own = ["--hf-model", "none"] if how == "own" else []
+        convert("--load", tmp_path / "ours", "--save", tmp_path / how, "--max-shard-size", "100KB", *own)
+        loaded = kind.from_pretrained(tmp_path / how)
+        after, before = loaded.state_dict(), model.state_dict()
+        unread = {n for n in before if any(part in n for part in test_llava.UNREAD)} if name == "llava" else set()
+        assert before.keys() - unread <= after.keys() and len(unread) < len(before) / 4
+        assert all(torch.equal(after[n], before[n]) for n in before.keys() - unread)
 
 
 def test_files_are_as_large_as_allowed_and_the_index_names_them(tmp_path):

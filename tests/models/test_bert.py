@@ -37,7 +37,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 CLASSES = [prefix + name for prefix in ("Bert", "MegatronBert") for name in ("ForPreTraining", "ForMaskedLM", "Model")]
-S, LENGTHS = 40, torch.tensor([40, 23, 31])
+LENGTHS = torch.tensor([40, 23, 31])
 
 
 class Theirs(NamedTuple):
@@ -52,24 +52,29 @@ class Theirs(NamedTuple):
 
 @functools.cache
 def theirs_of(name: str) -> Theirs:
-    """With norms that are not 1, biases that are not 0; in fp64."""
+    return said(name, SIZES, LENGTHS)
+
+
+def said(name: str, fields: dict[str, Any], lengths: torch.Tensor, seed: int = 0) -> Theirs:
+    """With norms that are not 1, biases that are not 0, rows of these lengths; in fp64."""
     import transformers
 
-    torch.manual_seed(0)
-    config = getattr(transformers, name[: name.index("Bert") + 4] + "Config")(**SIZES, attn_implementation="eager")
+    torch.manual_seed(seed)
+    config = getattr(transformers, name[: name.index("Bert") + 4] + "Config")(**fields, attn_implementation="eager")
     config.architectures = [name]
     model = getattr(transformers, name)(config).eval().double()
     with torch.no_grad():
         for param in model.parameters():
             param.copy_((param + 0.05 * torch.randn_like(param)).float())
-    generator = torch.Generator().manual_seed(1)
-    ids, labels = torch.randint(1, 99, (2, 3, S), generator=generator)
-    labels[:, 0] = torch.tensor([0, 1, 1])
-    batch = {"tokens": ids, "labels": labels, "tokentype_ids": padded(LENGTHS // 2, S)}
-    batch["document_ids"] = padded(LENGTHS, S)
+    generator, rows, s = torch.Generator().manual_seed(1), len(lengths), int(lengths.max())
+    ids, labels = torch.randint(1, fields["vocab_size"], (2, rows, s), generator=generator)
+    labels[:, 0] = torch.tensor([0, 1, 1])[:rows]
+    batch = {"tokens": ids, "labels": labels, "tokentype_ids": padded(lengths // 2, s)}
+    batch["document_ids"] = padded(lengths, s)
     seen = 1 - batch["document_ids"]
-    batch["loss_mask"] = (torch.rand(3, S, generator=generator) < 0.3) * seen.float()
+    batch["loss_mask"] = (torch.rand(rows, s, generator=generator) < 0.3) * seen.float()
     batch["loss_mask"][:, 0] = 0.0
+    batch["loss_mask"][0, 1] = 1.0
     given = {"attention_mask": seen, "token_type_ids": batch["tokentype_ids"]}
     if name.endswith("Model"):
         out = model(ids, **given)
@@ -107,8 +112,11 @@ def inputs_of(theirs: Theirs, *names: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_logits_losses_and_gradients_of_all_weights(name):
+    assert_same(theirs_of(name), name)
+
+
+def assert_same(theirs: Theirs, name: str) -> None:
     """The loss is the sum of two means, as theirs: of hidden words, and of pairs."""
-    theirs = theirs_of(name)
     ours, seen = ours_from(theirs, Mesh.serial()).double(), (1 - theirs.batch["document_ids"])[..., None]
     if name.endswith("Model"):
         hidden = ours(**inputs_of(theirs), outputs="hidden").transpose(0, 1) * seen
@@ -128,7 +136,8 @@ def test_logits_losses_and_gradients_of_all_weights(name):
     want = state_from_huggingface({n: grad.float() for n, grad in theirs.gradients.items()}, config, family)
     for n, p in logical_parameters(ours):
         got = gather_logical(p.grad, layout_of(p), Mesh.serial())
-        assert want[n].any() and (got - want[n]).abs().max() <= 1e-6 * want[n].abs().max(), n
+        assert want[n].any(), "what is not moved is not compared"
+        assert (got - want[n]).abs().max() <= 1e-6 * want[n].abs().max(), n
 
 
 def test_a_pair_weighs_as_much_as_the_hidden_words_of_its_sample():

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from minimegatron.checkpoint.conversion import logical_tensors, open_model
@@ -18,22 +17,19 @@ from minimegatron.checkpoint.hf_config import config_from_huggingface, config_to
 from minimegatron.checkpoint.huggingface import state_from_huggingface, state_to_huggingface
 from minimegatron.config.same_model import differing
 from minimegatron.data.picture_messages import resized
-from minimegatron.data.pictures import Grid, Seen, patches_of, picture_inputs
+from minimegatron.data.pictures import Grid, patches_of
 from minimegatron.errors import CheckpointError, ConfigError, DataError
-from minimegatron.layers.param import logical_parameters
-from minimegatron.layers.rope import inverse_frequencies
 from minimegatron.models.families import family_config, preset
-from minimegatron.training.step import forward_step
 from tests.models.in_fp64 import in_fp64
 from tests.models.test_vision import (
     TOKEN,
-    WORD,
     Theirs,
     a_picture,
     assert_every_key_means_the_same,
-    in_ours,
-    ours_from,
+    assert_same,
+    moved,
     read,
+    texts,
 )
 
 TEXT: dict[str, Any] = {
@@ -48,68 +44,48 @@ VISION: dict[str, Any] = {
 }  # fmt: skip
 
 
-def texts(config: Any) -> list[list[Seen]]:
-    """Two rows of 40 tokens with three pictures."""
-    generator, rows = torch.Generator().manual_seed(0), []
-    for i, count in enumerate((2, 1)):
-        ids, pictures = torch.randint(0, WORD, (40,), generator=generator), []
-        for j in range(count):
-            pictures.append(patches_of(a_picture(12, 12, 10 * i + j), config))
-            ids[3 + 11 * j : 12 + 11 * j] = TOKEN
-        rows.append([Seen(ids, pictures)])
-    return rows
+FIELDS = {"text_config": TEXT, "vision_config": VISION, "image_token_index": TOKEN}
+UNREAD = ("encoder.layers.2.", "post_layernorm.")  # of this one: behind the layer whose output is used
+COUNTS = (2, 1)  # pictures of each row
 
 
 @functools.cache
 def llava() -> Theirs:
     """A tiny one."""
-    from transformers import LlavaConfig
+    return said(TEXT, VISION)
 
-    torch.manual_seed(0)
-    config = LlavaConfig(text_config=TEXT, vision_config=VISION, image_token_index=TOKEN)
+
+def said(
+    text: dict[str, Any], vision: dict[str, Any], seed: int = 0, counts: tuple[int, ...] = COUNTS, **how: Any
+) -> Theirs:
+    """A LLaVA, and what it says of rows with so many pictures; `how` are further keys of its configuration."""
+    from transformers import LlavaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    torch.manual_seed(seed)
+    config = LlavaConfig(text_config=text, vision_config=vision, **{"image_token_index": TOKEN, **how})
     for part in (config, config.text_config, config.vision_config):
         part._attn_implementation = "eager"
     twin, parts = in_fp64("llava"), {"llama": in_fp64("llama").LlamaModel}
     parts["clip_vision_model"] = in_fp64("clip").CLIPVisionModel
     twin.AutoModel = SimpleNamespace(from_config=lambda part: parts[part.model_type](part))
-    model = twin.LlavaForConditionalGeneration(config).double().eval()
-    with torch.no_grad():
-        for param in model.parameters():
-            param.add_(0.1 * torch.randn_like(param))
-    ours = config_from_huggingface(config.to_dict())[1]
-    model.model.language_model.rotary_emb.inv_freq = inverse_frequencies(ours).double()  # rounded to fp32 in both
-    rows = texts(ours)
-    tokens = torch.stack([row[0].ids for row in rows])
+    model = moved(
+        twin.LlavaForConditionalGeneration(config),
+        {"model.language_model.rotary_emb": LlamaRotaryEmbedding(config.text_config)},
+    )
+    ours, side, patch = config_from_huggingface(config.to_dict())[1], vision["image_size"], vision["patch_size"]
+    tokens = (n := side // patch) ** 2
+    rows = texts(ours, [[(side, side)] * count for count in counts], max(40, 5 + max(counts) * (tokens + 2)))
     patches = torch.stack([found for row in rows for found, _ in row[0].pictures])
-    pixels = patches.view(-1, 3, 3, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 12, 12)
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(0, WORD, tokens.shape, generator=generator)
-    mask = (torch.rand(tokens.shape, generator=generator) < torch.tensor([[0.3], [0.8]])).double()
-    logits = model(tokens, pixel_values=pixels.double()).logits
-    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    (losses * mask).sum().backward()
-    grads = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
-    batch = {"tokens": tokens, "labels": labels, "loss_mask": mask, **picture_inputs(rows, ours)}
-    return Theirs(config.to_dict(), model.state_dict(), batch, logits.detach(), grads)
+    pixels = patches.view(-1, n, n, 3, patch, patch).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, side, side)
+    return Theirs.said(model, rows, ours, pixel_values=pixels.double())
 
 
 def test_logits_and_every_gradient_are_theirs():
     theirs = llava()
-    config, ours = ours_from(theirs)
-    batch = {**theirs.batch, "pixels": theirs.batch["pixels"].double()}
-    assert batch["position_ids"].shape == batch["tokens"].shape and config.vision_num_layers == 2
-    with torch.no_grad():
-        more = {name: batch[name] for name in ("pixels", "patches", "picture_rows")}
-        logits = ours(batch["tokens"], batch["position_ids"], **more)[..., : config.vocab_size].transpose(0, 1)
-    assert (logits - theirs.logits).abs().max() <= 1e-9
-    losses, _ = forward_step(iter([batch]), ours)
-    (losses * batch["loss_mask"]).sum().backward()
-    wanted = in_ours(theirs.grads, config, "llava")
-    for name, param in logical_parameters(ours):
-        want = wanted.pop(name)
-        assert param.grad is not None and want.abs().max() > 1e-6, name
-        assert (param.grad[: len(want)] - want).abs().max() <= 1e-9 * want.abs().max(), name
-    assert not wanted
+    _, config = config_from_huggingface(theirs.config)
+    assert theirs.batch["position_ids"].shape == theirs.batch["tokens"].shape and config.vision_num_layers == 2
+    assert assert_same(theirs) == []
 
 
 def test_pictures_are_those_of_their_processor():
@@ -167,9 +143,8 @@ def test_weights_and_config_go_both_ways(tmp_path, tied):
     assert longer["text_config"]["max_position_embeddings"] == 512 and "max_position_embeddings" not in longer
     loaded = LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
     assert config_from_huggingface(loaded.config.to_dict())[1] == config
-    unread = ("encoder.layers.2.", "post_layernorm.")  # behind the layer whose output is used
     for name, tensor in loaded.state_dict().items():
-        assert any(part in name for part in unread) or torch.equal(tensor, model.state_dict()[name]), name
+        assert any(part in name for part in UNREAD) or torch.equal(tensor, model.state_dict()[name]), name
     tokens, pixels = llava().batch["tokens"][:1], torch.randn(2, 3, 12, 12)
     with torch.no_grad():
         assert torch.equal(loaded(tokens, pixel_values=pixels).logits, model(tokens, pixel_values=pixels).logits)

@@ -26,6 +26,7 @@ from minimegatron.models.chunks import build_chunks, build_stage
 from minimegatron.models.families import family_config
 from tests.axes import CP, PP, TP
 from tests.models.in_fp64 import in_fp64
+from tests.models.test_huggingface import assert_there_and_back
 from tests.thorough import SLOW, mostly_thorough
 
 # More layers in one half than in the other; the source reaches the last bucket, the target does not.
@@ -123,9 +124,8 @@ def test_logits_and_every_gradient(kind, backend):
 def test_random_models(seed):
     draw = random.Random(seed)
     buckets = draw.choice([4, 8, 32])
-    assert_same(
-        said(
-            {
+    theirs = said(
+        {
                 **SIZES, "num_heads": draw.choice([1, 2, 5]), "d_kv": draw.choice([4, 7, 16]),
                 "d_model": draw.choice([8, 20, 64]), "num_layers": draw.choice([1, 3]),
                 "num_decoder_layers": draw.choice([None, 1, 2]), "relative_attention_num_buckets": buckets,
@@ -133,10 +133,11 @@ def test_random_models(seed):
                 "layer_norm_epsilon": draw.choice([1e-6, 1e-2]),
                 "feed_forward_proj": draw.choice(["relu", "gated-gelu", "gated-silu", "gelu", "silu", "gelu_new"]),
                 "tie_word_embeddings": draw.random() < 0.5,
-            },
-            seed,
-        )
+        },
+        seed,
     )  # fmt: skip
+    assert_there_and_back(theirs.config, theirs.state)
+    assert_same(theirs)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,6 +147,8 @@ def test_configuration_and_weights_both_ways(kind):
     name, keys = config_to_huggingface(config, tokens={"eos_token_id": 1, "pad_token_id": 0})
     assert (family, name) == ("t5", "t5") and config.untie_embeddings_and_output_weights == (kind == "1.1")
     state = state_to_huggingface(state_from_huggingface(theirs.state, config, family), config, family)
+    assert all(torch.equal(tensor, theirs.state[name]) for name, tensor in state.items())
+    assert_there_and_back(theirs.config, theirs.state)
     import transformers
 
     again = transformers.T5ForConditionalGeneration(transformers.T5Config(**keys)).eval()

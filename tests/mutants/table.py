@@ -84,6 +84,7 @@ _OF_BERT = "tests/models/test_bert.py -k gradients"
 _SEES, _SEEN_ANSWERS = "tests/models/test_vision.py -k every_gradient", "tests/inference/test_pictures.py -k whole"
 _SEES_SP, _SEES_CP, _CLIP_SP = (f"tests/parallel/test_vision_twin.py::test_two_ranks[{i}]" for i in (1, 2, 12))
 _CLIP = "tests/models/test_llava.py -k every_gradient"
+_LONE = "tests/models/test_huggingface.py -k lone_expert"
 _GROUP, _COUNTED = "labkit/process_group.py", "tests/labkit/test_process_group.py -k not(gloo)"
 
 MUTANTS = (
@@ -1491,6 +1492,12 @@ MUTANTS = (
         "the decoder's layers count on in a file", "minimegatron/models/families/family.py",
         "n if in_encoder else n - encoder", "n", _T5,
     ),
+    Mutant(
+        "cross attention has biases of positions", _RELATIVE,
+        "return self.document_ids[:, None, :, None] == self.source_ids[:, None, None]",
+        "shown = self.document_ids[:, None, :, None] == self.source_ids[:, None, None]; "
+        "return torch.where(shown, torch.arange(shown.shape[-1], dtype=torch.float64) / 9, -torch.inf)", _T5,
+    ),
     # ------------------------------------------------------------------------------------------- pictures
     Mutant(
         "each tp rank keeps the gradient of its own picture rows", "minimegatron/models/vision.py",
@@ -1581,5 +1588,77 @@ MUTANTS = (
     Mutant(
         "the question counts", "minimegatron/posttraining/vlm.py", "masks.append(torch.cat([counts[1:],",
         "masks.append(torch.cat([torch.ones_like(counts[1:]),", "tests/posttraining/test_vlm.py -k has_room",
+    ),
+    Mutant(
+        "a picture that the assistant shows counts", "minimegatron/posttraining/vlm.py",
+        'if message.get("role") == "assistant")', "if False)", "tests/posttraining/test_vlm.py -k assistant_shows",
+    ),
+    Mutant(
+        "a conversation is cut at the end of its row", "minimegatron/posttraining/vlm.py",
+        "if sum(times) > self.sequence_length + 1:", "if False:", "tests/posttraining/test_vlm.py -k cannot_be_read",
+    ),
+    # ------------------------------------------------------------------------------------------- other families
+    Mutant(
+        "a sink is counted on the first tp rank alone", "minimegatron/optim/clip.py",
+        "return not layout.shared and first_replica and (layout.sharded or mesh.tp.is_first)",
+        "return not layout.shared and first_replica and (layout.sharded and len(layout.shape) > 1 or mesh.tp.is_first)",
+        "tests/optim/test_clip.py -k counts_once",
+    ),
+    Mutant(
+        "sinks decay", "minimegatron/optim/groups.py", "decays = dims > 1 and",
+        'decays = (dims > 1 or name.endswith("softmax_offset")) and', "tests/optim/test_optimizer.py -k decay",
+    ),
+    Mutant(
+        "a gate of gpt-oss is a SiLU", "minimegatron/kernels/plain.py", "gate * torch.sigmoid(1.702 * gate) * (up +",
+        "gate * torch.sigmoid(gate) * (up +", _GPT_OSS,
+    ),
+    Mutant(
+        "values of gpt-oss are not raised by one", "minimegatron/models/families/gpt_oss.py",
+        '"glu_linear_offset": 1.0', '"glu_linear_offset": 0.0', _GPT_OSS,
+    ),
+    Mutant(
+        "a router has no bias", "minimegatron/layers/moe/router.py",
+        "None if self.bias is None else self.bias.to(dtype)", "None", _GPT_OSS,
+    ),
+    Mutant(
+        "the weight of a lone expert is divided by itself", "minimegatron/layers/moe/router.py",
+        "(weights.sum(-1, keepdim=True) + 1e-20) if k > 1 else weights",
+        "(weights.sum(-1, keepdim=True) + 1e-20)", _LONE,
+    ),
+    Mutant(
+        "a file that divides the weight of a lone expert is read", "minimegatron/models/families/nemotron.py",
+        'keys.only("norm_topk_prob", k > 1, f"with num_experts_per_tok={k} is not supported")', "pass", _LONE,
+    ),
+    Mutant(
+        "the output of attention is not normed", "minimegatron/models/block.py",
+        "self.dropout(self.post_self_attn_layernorm(self.self_attention(self.input_layernorm(x), context)))",
+        "self.dropout(self.self_attention(self.input_layernorm(x), context))", _GEMMA3,
+    ),
+    Mutant(
+        "the output of an MLP is not normed", "minimegatron/models/block.py",
+        "self.dropout(self.post_mlp_layernorm(self.mlp(normed)))", "self.dropout(self.mlp(normed))", _GEMMA3,
+    ),
+    Mutant(
+        "of several ids that end a text the first counts", "minimegatron/checkpoint/companions.py",
+        "ids = value if isinstance(value, list) else [value]",
+        "ids = value[:1] if isinstance(value, list) else [value]", "tests/inference/test_command.py -k files_say",
+    ),
+    Mutant(
+        "Qwen3-Next's norms multiply by gamma, not by 1 + gamma", "minimegatron/models/families/qwen_next.py",
+        '"layernorm_zero_centered_gamma": True', '"layernorm_zero_centered_gamma": False', _OF_NEXT,
+    ),
+    Mutant(
+        "the norm of Gated DeltaNet multiplies by 1 + gamma", _DELTA_NET,
+        "normed.to(self.weight.dtype) * self.weight", "normed.to(self.weight.dtype) * (1 + self.weight)", _OF_NEXT,
+    ),
+    Mutant(
+        "fewer tokens than the convolution sees push out all that it kept", _CONV, "[:, None] + new  #",
+        "[:, None] + new.clamp(min=tail.shape[1])  #", _STATES,
+    ),
+    Mutant(
+        "an unknown kind of layer is taken for one that sees all", "minimegatron/models/families/qwen.py",
+        "sorted({*(kinds or ())} - {_WINDOWED, _FULL})", "[]",
+        "tests/models/test_huggingface_config.py::"
+        "test_a_changed_key_changes_the_model_as_it_does_theirs_or_is_refused[qwen3]",
     ),
 )  # fmt: skip

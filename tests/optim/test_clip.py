@@ -122,19 +122,20 @@ LAYOUTS = {
     "cp2 pp2": {"context_parallel_size": 2, "pipeline_model_parallel_size": 2},
 }
 CUT, WHOLE, TIED = ParamLayout((8, 6), 0), ParamLayout((6,)), ParamLayout((8, 6), 0, shared=True)
+SINKS = ParamLayout((8,), 0)
 
 
 def local_gradients(mesh: Mesh) -> list[tuple[torch.Tensor, bool]]:
-    """A cut matrix, a replicated vector, and on the last stage a tied copy of the first stage's matrix."""
+    """A cut matrix, a replicated vector, a cut one, and on the last stage a tied copy of the first stage's matrix."""
     parts = tuple(((8 // mesh.tp.size * r, 8 // mesh.tp.size * (r + 1)),) for r in range(mesh.tp.size))
     grads = []
-    for layout in (CUT, WHOLE, TIED):
+    for layout in (CUT, WHOLE, SINKS, TIED):
         if layout.dim is not None:
             layout = dataclasses.replace(layout, parts=parts, rank=mesh.tp.rank)
         if layout.shared and not (mesh.pp.size > 1 and mesh.pp.is_last):
             continue
         stage = 0 if layout.shared else mesh.pp.rank
-        full = torch.randn(layout.shape, generator=torch.Generator().manual_seed(10 * stage + len(layout.shape)))
+        full = torch.randn(layout.shape, generator=torch.Generator().manual_seed(100 * stage + sum(layout.shape)))
         grads.append((layout.take(full), counts_here(layout, mesh)))
     return grads
 
@@ -152,9 +153,9 @@ def test_each_element_counts_once_in_the_world(layout: dict, norm_type: float) -
     results = shared_pool(4).run(norm_on_ranks, layout, norm_type, timeout=60)
     stages = layout.get("pipeline_model_parallel_size", 1)
     logical = [
-        torch.randn(shape.shape, generator=torch.Generator().manual_seed(10 * stage + len(shape.shape)))
+        torch.randn(shape.shape, generator=torch.Generator().manual_seed(100 * stage + sum(shape.shape)))
         for stage in range(stages)
-        for shape in (CUT, WHOLE)
+        for shape in (CUT, WHOLE, SINKS)
     ]
     want = torch.cat([g.flatten() for g in logical]).double().norm(norm_type).item()
     assert all(r[0] == pytest.approx(want, rel=1e-12) for r in results)

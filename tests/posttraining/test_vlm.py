@@ -102,6 +102,15 @@ def test_a_row_has_room_for_its_pictures_and_counts_answers_alone(tmp_path):
     assert (places[:, first + 4] == first + 2).all(), "the token behind it follows its longer side"
 
 
+def test_a_picture_that_the_assistant_shows_is_refused(tmp_path):
+    question, answer = asked(np.zeros((16, 16, 3), dtype=np.uint8), "Which?", "red")
+    answer["content"] = [question["content"][0], {"type": "text", "text": "red"}]
+    line = lines(tmp_path / "a.jsonl", [question, answer])
+    with pytest.raises(DataError, match="a picture in a message of the assistant") as error:
+        trainer_of(f"{line} --tokenizer-model {made_tokenizer(str(tmp_path))}")
+    assert "a.jsonl" in str(error.value.where)
+
+
 @pytest.mark.parametrize(
     ("picture", "message"),
     [

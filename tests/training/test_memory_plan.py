@@ -179,6 +179,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "hybrid, stage 3, selective": (2, {"data_parallel_sharding_strategy": "optim_grads_params"},
                                    HYBRID | {"recompute_granularity": "selective"}),
     "hybrid of experts, ep2": (2, EP2, HYBRID | MOE | {"hybrid_override_pattern": "MEM*", "activation": "relu"}),
+    "Mamba alone, stage 2": (2, {"data_parallel_sharding_strategy": "optim_grads"},
+                             HYBRID | {"hybrid_override_pattern": "MMMM"}),
     "sinks and clamped experts, ep2": (2, EP2, SINKS),
     "sinks and clamped experts, tp2 sp, stage 3": (
         2, TP2 | {"data_parallel_sharding_strategy": "optim_grads_params"}, SINKS | {"params_dtype": "bf16"}),
@@ -199,6 +201,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "encoder and decoder, pp2, recompute": (2, PP2 | {CUT: "Ettt|ttL"}, RELATIVE | FULL),
     "encoder and decoder, zb-h1": (2, PP2 | {CUT: "Et|ttttL", "pipeline_schedule": "zb_h1"}, RELATIVE),
     "encoder and decoder, stage 3": (2, {"data_parallel_sharding_strategy": "optim_grads_params"}, RELATIVE),
+    "encoder and decoder, gated, own head": (
+        1, {}, RELATIVE | {"activation": "geglu_tanh", "untie_embeddings_and_output_weights": True}),
+    "Megatron's BERT, tp2 sp, selective": (
+        2, TP2, BERT | {"family": "megatron-bert", "recompute_granularity": "selective"}),
     "BERT, tp2 sp": (2, TP2, BERT),
     "BERT, pp2, recompute": (2, PP2, BERT | FULL),
     "BERT, cp2 ring": (2, CP2, BERT),

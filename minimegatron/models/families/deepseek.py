@@ -50,7 +50,7 @@ def _write_latents(config: TransformerConfig) -> Fields:
 def _read_experts(keys: Keys) -> Fields:
     layers, dense, k = (int(keys[x]) for x in ("num_hidden_layers", "first_k_dense_replace", "num_experts_per_tok"))
     groups, kept = int(keys["n_group"] or 1), int(keys["topk_group"] or 1)
-    keys.only("norm_topk_prob", True)
+    keys.only("norm_topk_prob", k > 1, f"with num_experts_per_tok={k} is not supported")  # a lone weight stays as it is
     keys.only("scoring_func", "sigmoid")
     keys.only("topk_method", "noaux_tc")
     keys.only("moe_layer_freq", 1)
@@ -83,7 +83,7 @@ def _write_experts(config: TransformerConfig) -> Fields:
         "first_k_dense_replace": sum(not has for has in config.expert_layers),
         "n_group": config.moe_router_num_groups or 1,
         "topk_group": config.moe_router_group_topk or 1,
-        "norm_topk_prob": True,
+        "norm_topk_prob": config.moe_router_topk > 1,
         "routed_scaling_factor": config.moe_router_topk_scaling_factor or 1.0,
         # Of DeepSeek's own code, which others than transformers read; and there is no layer of a further prediction.
         "scoring_func": "sigmoid",

@@ -62,10 +62,11 @@ def _read_experts(keys: Keys) -> Fields:
     names = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "routed_scaling_factor")
     experts, k, groups, kept, factor = (keys[name] for name in names)
     inner, shared = keys["moe_intermediate_size"], keys["moe_shared_expert_intermediate_size"]
-    keys.only("norm_topk_prob", True)
+    keys["norm_topk_prob"]
     keys.only("moe_latent_size", None)
     if "E" not in str(_read_pattern(keys)["hybrid_override_pattern"]):
         return {}
+    keys.only("norm_topk_prob", k > 1, f"with num_experts_per_tok={k} is not supported")  # a lone weight stays as it is
     if groups > 1 and k != 2 * kept:
         raise ConfigError(
             f"num_experts_per_tok ({k}) with topk_group ({kept}) is not supported: a group is worth its two best "
@@ -95,7 +96,7 @@ def _write_experts(config: TransformerConfig) -> Fields:
         "n_group": config.moe_router_num_groups or 1,
         "topk_group": config.moe_router_group_topk or 1,
         "routed_scaling_factor": config.moe_router_topk_scaling_factor or 1.0,
-        "norm_topk_prob": True,
+        "norm_topk_prob": config.moe_router_topk > 1,
     }
 
 

@@ -39,6 +39,8 @@ def _windows(windowed: Callable[[int, int], bool]) -> Part:
 
     def read(keys: Keys) -> Fields:
         window, layers, kinds = keys["sliding_window"], keys["num_hidden_layers"], keys["layer_types"]
+        if unknown := sorted({*(kinds or ())} - {_WINDOWED, _FULL}):
+            raise ConfigError(f"layer_types {unknown[0]!r} is not supported", fix=f"of {_WINDOWED}, {_FULL}")
         if not keys["use_sliding_window"]:
             return {"sliding_window": None}
         first = keys["max_window_layers"]
