@@ -264,9 +264,20 @@ def test_any_program_of_collectives_gives_what_it_gives_through_tcp(ranks, progr
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[WarmPool]:
-    """Processes of these tests alone: they have not sent anything, and the last test takes a function of theirs."""
+    """Processes of these tests alone: nobody else's messages are in their memory."""
     with WarmPool(3) as pool:
         yield pool
+
+
+@contextlib.contextmanager
+def lacking_memfd() -> Iterator[None]:
+    """As on a system that is not Linux."""
+    memfd_create = os.memfd_create
+    del os.memfd_create
+    try:
+        yield
+    finally:
+        os.memfd_create = memfd_create
 
 
 def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]:
@@ -282,8 +293,8 @@ def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]
         cannot = mock.patch.object(shared_memory.os, "memfd_create", side_effect=PermissionError("no"))
     elif rank == 1 and which == "has no /proc":
         cannot = mock.patch.object(shared_memory.os, "readlink", side_effect=FileNotFoundError("no"))
-    elif rank == 1:
-        del shared_memory.os.memfd_create  # type: ignore[attr-defined]
+    elif rank == 1 and which == "has no memfd":
+        cannot = lacking_memfd()
     with cannot, through(ALWAYS):
         total = c.all_reduce_start(torch.full((50_000,), rank + 1.0), axis).wait()
     return shared_memory.shares_memory(axis, total), len(shared_memory._slots), float(total[-1])
@@ -295,6 +306,7 @@ def without_memory(rank: int, world: int, which: str) -> tuple[bool, int, float]
 def test_where_one_rank_cannot_take_part_all_go_through_tcp(three: WarmPool, which: str) -> None:
     for shared, slots, total in three.run(without_memory, which):
         assert (shared, total) == (False, 6.0) and slots <= 1  # that which the others tried to read
+    assert [shared for shared, _, _ in three.run(without_memory, "")] == [True] * 3, "that rank alone was the reason"
 
 
 def test_only_the_slot_that_was_meant_is_opened() -> None:
