@@ -1268,9 +1268,11 @@ check("changed")
 guessed("selective", changed()["selective"], "GiB that selective recompute frees")
 
 # %% [markdown]
-# Twice the work takes less than twice the time, because the bubble stays. "Selective" was made for layers that keep scores
-# (part A). Flash attention keeps none, so it frees nothing, and takes seconds. (With cp it even takes memory: a ring
-# gives back the tensor of queries, keys and values, and must keep it if attention is computed again.)
+# Twice the work takes less than twice the time, because the bubble stays. What ZeRO shares out doubles with each halving
+# of the GPUs: the first halving takes little memory, each later one twice as much as the one before it. "Selective" was
+# made for layers that keep scores (part A). Flash attention keeps none, so it frees nothing, and costs time. (With cp it
+# even takes memory: a ring gives back the tensor of queries, keys and values, and must keep it if attention is computed
+# again.)
 #
 # ### What failures leave
 #
