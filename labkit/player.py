@@ -116,8 +116,9 @@ class _Endless(Exception):
 def vary(rank: int, world: int, job: dict[str, Any]) -> Iterator[Any]:
     """The values of each of the job's `variants` of the exercise on the trials, or the error that one raises.
 
-    A variant on ranks gets a default process group of its own. One that hangs is the caller's affair, which sees
-    whether any rank still computes; one that computes for ever ends after `patience` seconds of processor.
+    A variant on ranks gets a default process group of its own, which stays until all ranks have come to the next one: a
+    rank that is done early ends no other. One that hangs is the caller's affair, which sees whether any rank still
+    computes; one that computes for ever ends after `patience` seconds of processor.
     """
 
     def endless(*_: object) -> None:
@@ -129,10 +130,12 @@ def vary(rank: int, world: int, job: dict[str, Any]) -> Iterator[Any]:
         _install({job["exercise"]: text})
         said: Any = None
         try:
+            given: dict[str, Any] = {}
             if job["world"]:
                 (place := sandbox.shared_folder() / str(number)).mkdir(exist_ok=True)
                 process_group.connect(place, rank, world, job["seconds"])
-            given = groups_of(job, rank) if job["world"] else {}
+                given = groups_of(job, rank)
+                dist.barrier()  # as in `play`
             signal.setitimer(signal.ITIMER_PROF, job["patience"])
             said = [_value(job, at, given) for at in range(len(job["trials"]))]
         except _Endless:
@@ -142,8 +145,8 @@ def vary(rank: int, world: int, job: dict[str, Any]) -> Iterator[Any]:
             said = {"error": failed["error"], "peer": failed["peer"]}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        if not isinstance(said, list) and dist.is_initialized():
+            dist.destroy_process_group()  # whoever waits for this rank gets an error
         yield said
 
 

@@ -134,6 +134,9 @@ def late(index: int) -> float:
 def connect(folder: Path, rank: int, world: int, seconds: float) -> None:
     """Initialise the default process group; from now on `backend="gloo"` means `CountedGroup`.
 
+    A default group of before is destroyed when all ranks have come: until then another may still connect to this rank,
+    or read the store, which is rank 0's.
+
     Args:
         folder: one that all ranks of this job can write in: there rank 0 says where its store listens.
         seconds: in which all ranks come, and after which gloo gives up a wait.
@@ -153,6 +156,8 @@ def connect(folder: Path, rank: int, world: int, seconds: float) -> None:
         store = dist.TCPStore("127.0.0.1", port, world, is_master=False, wait_for_workers=False, timeout=patience)
     store.set(f"came {rank}", "")
     store.wait([f"came {one}" for one in range(world)], patience)
+    if dist.is_initialized():
+        dist.destroy_process_group()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=patience)
 
 

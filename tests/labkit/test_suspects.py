@@ -88,6 +88,25 @@ def ring_all_reduce(x):
 """
 
 
+def test_a_rank_that_is_done_early_ends_no_other(nursery: Nursery) -> None:
+    """Rank 0 returns at once; the store of the group is its own, and the other rank reads it later."""
+    alone = """
+import time
+import torch.distributed as dist
+def ring_all_reduce(x):
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+        store = dist.distributed_c10d._get_default_store()
+        store.set("late", "")
+        store.get("late")
+    return x
+"""
+    asked = load_lab(COURSE)["ring_all_reduce"]
+    drawn = [trial.to_plain() for trial in trials(asked, "1")[0]]
+    given = vary(nursery, asked, {}, [alone, RIGHT, alone], drawn, "/nowhere")
+    assert [type(one) for one in given] == [list, list, list], given
+
+
 @pytest.mark.thorough
 def test_variants_run_one_after_the_other_whatever_becomes_of_each(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch
