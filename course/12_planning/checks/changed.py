@@ -129,9 +129,8 @@ CHANGED = Exercise(
              accept=[_judged(_longer)]),
     ],
     errors={"NameError": "The exercise's cell knows none of the notebook's names: write down the numbers."},
-    idea="Half of the GPUs, half of dp: twice the microbatches on a rank. What comes once for each, what once a step? "
-    "What does ZeRO share out over dp, and for which dp can the batch be cut? At 16 k: which size restores a rank's "
-    "tokens?",
+    idea="Half of the GPUs, half of dp. What comes once for each microbatch, what once a step? What is shared out over "
+    "dp, and which dp divides the batch? At 16 k: which size restores a rank's tokens?",
     hint="seconds = 2 (all - once) + once, where bubble, gradients and weights come once: the bubble is p - 1 passes "
     "of a chunk. (With ZeRO-3, rings of half as many ranks also have half of the latencies: plan it.) left: main "
     "parameters and moments double, with ZeRO-2 gradients, too, with ZeRO-3 also parameters. fewest: halve dp, and "
