@@ -53,6 +53,9 @@ WRONG = [
     # leftovers: of a dead run, of an earlier save, of a run that is not dead
     Edit(_CLEAR, "", told="is still there"),
     Edit(f'f"{_RUN}', 'f".step-{step}"', told="of a run that has failed goes on"),
+    Edit(_CLEAR, "", (f'f"{_RUN}', 'f".step-{step}"'), (_MAKE, f"        if staged not in disk.names():\n    {_MAKE}"),
+         told="with other bytes in shard-"),
+    Edit('f"{step}/{r}"', 'f"{r}"', told="hashes of two saves: that of shard-0 is of step"),
     Edit('f"{step}/{r}"', 'f"{r}"', ('f"{step}/ready", f"{step}/end"', '"ready", "end"')),
     Edit('f"{step}/ready", f"{step}/end"', 'f"{step}/ready", "end"', told="two saves, one after the other"),
     # a race, a poll, another manifest
