@@ -49,6 +49,7 @@ WRONG = [
     Edit("    if missing:\n", "    if missing and rank == 0:\n", told="has returned, and a power cut may leave no step-"),
     Edit(_MISSING, f"{_MISSING}[:1]", told="they are ranks"),
     Edit("r == 0 or not store.check([words[r]])", "r == 0", told="they are ranks 0 and"),
+    Edit("for r in range(ranks) if r == 0", "for r in range(ranks - 1) if r == 0", told="they are ranks 0 and 3"),
     Edit("hear(ready, here)", "hear(ready, done)", told="says missing: [0, 1, 2, 3]"),
     # leftovers: of a dead run, of an earlier save, of a run that is not dead
     Edit(_CLEAR, "", told="is still there"),
@@ -70,6 +71,7 @@ WRONG = [
 
 _PATIENCE = "rank 0 waits one `seconds` for the others; whoever waits clearly longer for rank 0 hears it"
 EQUIVALENT = [
+    Same("line 8: range's `ranks` + 1", "the key of a rank that is not there is never asked for"),
     Same("line 14: 2 for 3", _PATIENCE),
     Same("line 14: 4 for 3", _PATIENCE),
 ]

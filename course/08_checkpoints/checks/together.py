@@ -359,6 +359,11 @@ def _the_first_too_late(draw: Draw) -> dict[str, Any]:
     return {**found, "late": 6 * found["seconds"]}
 
 
+def _both_ends_too_late(draw: Draw) -> dict[str, Any]:
+    found = _some(draw, "late", 4, [0, 3])
+    return {**found, "late": 6 * found["seconds"]}
+
+
 def _the_last_too_late(draw: Draw) -> dict[str, Any]:
     found = _some(draw, "late", 4, [1, 3])
     return {**found, "late": 6 * found["seconds"]}
@@ -388,7 +393,7 @@ TOGETHER = Exercise(
         Case("a rank dies at each of its changes; then another run saves", _a_death, points=3, hidden=True,
              accept=[_dies], draws=1, fixed=[]),
         Case("a rank, or two, begin six deadlines after the others", _too_late, hidden=True, accept=[_late], draws=1,
-             fixed=[_two_too_late, _the_first_too_late, _the_last_too_late]),
+             fixed=[_two_too_late, _the_first_too_late, _both_ends_too_late, _the_last_too_late]),
         Case("a rank of an older run writes on while a new run saves", _stalled, points=2, hidden=True,
              accept=[_stalls], draws=1),
     ],
