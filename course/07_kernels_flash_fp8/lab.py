@@ -1019,7 +1019,7 @@ with styled():
 #
 # **Exercise.** The bytes of tiles of any shape; the last ones of a row or column may be cut short, and a tile may be
 # the whole tensor. E8M0 has no X below 2^-127, which is the byte 0: a tile of zeros gets it, too. A tile that holds ∞
-# or NaN gets 255. `amax ≤ top · X` holds exactly, for every amax: what does a logarithm do with 448.00003 / 448?
+# or NaN gets 255. `amax ≤ top · X` holds exactly, for every amax that x can have.
 
 # %%
 # %%exercise tile_scales
@@ -1157,18 +1157,19 @@ check("delayed_scaling")
 # By hand: x = 3 with scale 2, W = 5 with scale 4. The casts hold 6 and 20, their product is 120, and 120/(2·4) = 15.
 #
 # bf16 products take their factors as they lie. Hopper's FP8 products do not: **in both factors the numbers of one sum
-# must be neighbours in memory.** So `product(a, b)` is a·bᵀ for a [m, k] and b [n, k], each with whole rows, and
-# refuses anything else. x [n, i] and W [o, i] are right for y. Are they for dW and dx? A *transposed copy* is
-# `t.T.contiguous()`; a transposed view has its numbers where they were.
+# must be neighbours in memory.** So `product(a, b)` is a·bᵀ for two of torch's float8 tensors, a [m, k] and b [n, k],
+# each with whole rows, and refuses anything else. x [n, i] and W [o, i] have the right shapes for y. Have they for dW
+# and dx? A *transposed copy* is `t.T.contiguous()`; a transposed view has its numbers where they were.
 #
 # What is kept for the backward pass are FP8 tensors, one byte a number: half of bf16's activation memory, if you keep
-# one copy of x and one of W. Which? `t.to(torch.float8_e4m3fn)` stores what `to_fp8` rounded in one byte, with no
-# further change.
+# one copy of x and one of W. Which? `t.to(torch.float8_e4m3fn)`, or `torch.float8_e5m2`, stores in one byte what
+# `to_fp8` rounded, with no further change.
 #
 # **Exercise.** The three products, each by `product`. `sx`, `sw` and `sdy` are states as above: use `.scale`, and call
-# `.note` with each tensor before it is scaled. Between forward and backward all three scales may change. x, W and dy
-# belong to the caller: leave them as they are. Besides one FP8 copy of each keep nothing large: the check looks at all
-# that lives after the forward pass and did not live before.
+# `.note` with each tensor before it is scaled. Between forward and backward all three scales may change. x and dy lie
+# in memory as the operations beside this one left them. They and W belong to the caller: leave them as they are.
+# Besides one FP8 copy of each keep nothing large: the check looks at all that lives after the forward pass and did not
+# live before.
 
 # %%
 # %%exercise fp8_linear
@@ -1189,7 +1190,7 @@ class Fp8Linear(torch.autograd.Function):
         sx.note(x)
         sw.note(weight)
         ctx.scales, ctx.sdy = (sx.scale, sw.scale), sdy
-        qx = to_fp8(x * sx.scale, *E4M3).to(torch.float8_e4m3fn)
+        qx = to_fp8(x * sx.scale, *E4M3).to(torch.float8_e4m3fn).contiguous()
         qw = to_fp8(weight * sw.scale, *E4M3).to(torch.float8_e4m3fn)
         ctx.save_for_backward(qx.T.contiguous(), qw.T.contiguous())
         return product(qx, qw) / (sx.scale * sw.scale)
@@ -1201,7 +1202,7 @@ class Fp8Linear(torch.autograd.Function):
         ### BEGIN SOLUTION
         (qx, qw), (scale_x, scale_w), sdy = ctx.saved_tensors, ctx.scales, ctx.sdy
         sdy.note(dy)
-        qdy = to_fp8(dy * sdy.scale, *E5M2).to(torch.float8_e5m2)
+        qdy = to_fp8(dy * sdy.scale, *E5M2).to(torch.float8_e5m2).contiguous()
         dx = product(qdy, qw) / (sdy.scale * scale_w)
         return dx, product(qdy.T.contiguous(), qx) / (sdy.scale * scale_x), None, None, None
         ### END SOLUTION
@@ -1699,8 +1700,8 @@ guessed("bytes", round(moved["standard"] / moved["flash"], 1), "times fewer byte
 #   one number a row take no time to move; their kernels are launched all the same;
 # * `amax_bytes`: the payload of the one amax message a step, a float32 for each amax. Each transformer layer has four
 #   linear layers, each of these has x, W and dy;
-# * `cut_off`: the relative error of a tensor's largest number, when the tensor has grown by `growth` and the delayed
-#   scale does not know yet (the largest used to hit the top exactly);
+# * `cut_off`: the relative error of a tensor's largest number, when the tensor has become `growth` times as large and
+#   the delayed scale does not know yet (the largest used to hit the top exactly);
 # * `smallest_kept`: the smallest number that E4M3 holds, other than 0, relative to amax, with scale 448/amax.
 
 # %%

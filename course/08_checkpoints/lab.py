@@ -283,8 +283,9 @@ check("load_box")
 # | `disk.fsync(folder)` | | the names in this folder. *Not the bytes of its files* |
 #
 # `disk` is simulated, and knows what a real disk may lose. The root folder is `""`; there are no folders in folders.
-# `remove` removes a file or an empty folder, `disk.names(folder)` lists, `disk.read(path)` reads. A real rename
-# within one folder happens at once: no reader ever sees half of it.
+# `remove` removes a file or an empty folder, `disk.names(folder)` lists, `disk.read(path)` reads. A name that `mkdir` or
+# `rename` finds taken is a `FileExistsError`, a name that is not there a `FileNotFoundError`, a folder that `remove`
+# finds not empty an `OSError`. A real rename within one folder happens at once: no reader ever sees half of it.
 #
 # The folded cell takes a save, lets the machine stop after each of its changes, and notes what a reader can find: the
 # `old` checkpoint as the newest, the `new` one, or something `broken`. Look at the simplest save.

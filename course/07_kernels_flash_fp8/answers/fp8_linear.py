@@ -10,6 +10,9 @@ WRONG = [
     Edit("qx.T.contiguous(), qw.T.contiguous()", "qx, qw", told="sums of"),
     Edit("qx.T.contiguous(), qw.T.contiguous()", "qx.T, qw.T", told="the numbers of a sum are no neighbours"),
     Edit("qdy.T.contiguous()", "qdy.T", told="the numbers of a sum are no neighbours"),
+    # x and dy, as the operations beside the layer left them
+    Edit(".to(torch.float8_e5m2).contiguous()", ".to(torch.float8_e5m2)", told="the numbers of a sum are no neighbours"),
+    Edit(_X + ".to(torch.float8_e4m3fn).contiguous()", _X + ".to(torch.float8_e4m3fn)", told="the numbers of a sum are no neighbours"),
     Edit("qdy.T.contiguous()", "qdy", told="sums of"),
     # both copies of each
     Edit(
@@ -97,7 +100,7 @@ E4M3, E5M2 = (3, -6, 448.0), (2, -14, 57344.0)
 
 
 def both(t, scale, form, dtype):
-    rows = to_fp8(t * scale, *form).to(dtype)
+    rows = to_fp8(t * scale, *form).to(dtype).contiguous()
     return rows, rows.view(torch.uint8).t().contiguous().view(dtype)
 
 
@@ -136,7 +139,7 @@ class Fp8Linear(torch.autograd.Function):
         sx.note(x.detach())
         sw.note(weight.detach())
         ctx.inverse, ctx.sdy = (1 / sx.scale, 1 / sw.scale), sdy
-        q = [to_fp8(t * s, *E4M3).to(torch.float8_e4m3fn) for t, s in ((x, sx.scale), (weight, sw.scale))]
+        q = [to_fp8(t.contiguous() * s, *E4M3).to(torch.float8_e4m3fn) for t, s in ((x, sx.scale), (weight, sw.scale))]
         ctx.kept = [torch.empty(t.shape[::-1], dtype=t.dtype).copy_(t.t()) for t in q]
         return product(*q) * ctx.inverse[0] * ctx.inverse[1]
 
@@ -144,7 +147,7 @@ class Fp8Linear(torch.autograd.Function):
     def backward(ctx, dy):
         ctx.sdy.note(dy)
         scale = ctx.sdy.scale
-        q = to_fp8(dy * scale, *E5M2).to(torch.float8_e5m2)
+        q = to_fp8(dy.reshape(-1).view(dy.shape) * scale, *E5M2).to(torch.float8_e5m2)
         dx = product(q, ctx.kept[1]) * ctx.inverse[1] / scale
         dw = product(q.T.contiguous(), ctx.kept[0]) * ctx.inverse[0] / scale
         return dx, dw, None, None, None

@@ -15,9 +15,10 @@ from labkit.exercises import Answer, Case, Draw, Exercise
 from .fp8 import E4M3, E5M2, to_fp8
 
 
-def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, later: Any) -> dict[str, Any]:
+def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, later: Any,
+                  views: str = "") -> dict[str, Any]:  # fmt: skip
     """Run the learner's layer. `kept` counts the bytes that are alive after the forward pass and were not before,
-    including inputs that only the layer keeps."""
+    including inputs that only the layer keeps. `views` names those of x and dy that are transposed views."""
     import gc
     import weakref
 
@@ -46,6 +47,7 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, late
             return len(value)
         return int(value.nbytes) if type(value).__module__ == "numpy" and hasattr(value, "nbytes") else 0
 
+    x, dy = (tensor.T.contiguous().T if name in views.split() else tensor for name, tensor in (("x", x), ("dy", dy)))
     states = [Scale(s) for s in scales]
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     inner = [leaf * 1.0 for leaf in leaves]  # as a layer's inputs are: made by what comes before, and free afterwards
@@ -79,9 +81,10 @@ def _drive_linear(exercise: Any, x: Any, weight: Any, dy: Any, scales: Any, late
 
 
 def fp8_linear(x: Any, weight: Any, dy: Any, scales: Any, later: Any, gradient: dict[str, Any] = E5M2,
-               stale: bool = False, of_x: dict[str, Any] = E4M3, of_w: dict[str, Any] = E4M3,
+               stale: bool = False, of_x: dict[str, Any] = E4M3, of_w: dict[str, Any] = E4M3, views: str = "",
                ) -> dict[str, Any]:  # fmt: skip
-    """The right answer; `kept` and `changed` are not compared here. `gradient`, `of_x` and `of_w` are formats."""
+    """The right answer; `kept` and `changed` are not compared here. `gradient`, `of_x` and `of_w` are formats; where
+    x and dy lie in memory (`views`) changes no number."""
     sx, sw, sdy = scales
     used = later[2]  # the gradient is cast when it comes
     formats = ((x, sx, of_x), (weight, sw, of_w), (dy, used, gradient))
@@ -162,7 +165,7 @@ def _kept(answer: Answer) -> str | None:
 
 
 def _linear(
-    move: float = 1.0, of_dy: float = 1.0, sizes: Sequence[int] = (), grown: float = 1.0
+    move: float = 1.0, of_dy: float = 1.0, sizes: Sequence[int] = (), grown: float = 1.0, views: str = ""
 ) -> Callable[[Draw], dict[str, Any]]:
     def inputs(draw: Draw) -> dict[str, Any]:
         n, i, o = sizes or (draw.integer(2, 5), draw.integer(2, 6), draw.integer(2, 6))
@@ -171,7 +174,8 @@ def _linear(
         tops = ((x, 448.0), (w, 448.0), (dy, 57344.0))
         scales = [grown * float(2.0 ** math.floor(math.log2(t / v.abs().max().item()))) for v, t in tops]
         moved = [s * by for s, by in zip(scales, (move, move / 2, of_dy), strict=True)]
-        return {"x": x, "weight": w, "dy": dy, "scales": scales, "later": moved if move != 1.0 else scales}
+        later = moved if move != 1.0 else scales
+        return {"x": x, "weight": w, "dy": dy, "scales": scales, "later": later, **({"views": views} if views else {})}
 
     return inputs
 
@@ -187,8 +191,10 @@ FP8_LINEAR = Exercise(
     accept=[_linear_right],
     cases=[
         Case("2 x 2 times 3 x 2", _HALVES),
-        Case("other sizes; scales that fill the range, and too large ones", _linear(), hidden=True, points=2, fixed=[
-            _linear(sizes=(5, 3, 2)), _linear(sizes=(2, 4, 7)), _linear(sizes=(4, 4, 3), grown=4.0)]),
+        Case("other sizes; x or dy a transposed view; scales that fill the range, and too large ones", _linear(),
+             hidden=True, points=2, fixed=[
+            _linear(sizes=(5, 3, 2)), _linear(sizes=(2, 4, 7)), _linear(sizes=(4, 4, 3), grown=4.0),
+            _linear(sizes=(3, 5, 4), views="dy"), _linear(sizes=(4, 3, 6), views="x dy")]),
         Case("backward, after the scales have moved on", _linear(0.25, 2.0**-9), hidden=True, fixed=[
             _linear(0.25, 4.0, (4, 3, 5))]),
         Case("one byte a number is kept", _linear(sizes=(16, 24, 20)), hidden=True, accept=[_kept], fixed=[
@@ -196,7 +202,8 @@ FP8_LINEAR = Exercise(
     ],
     idea="Write down the shapes of the three products, and for each factor which of its dims is the sum's: that dim "
     "must come last in memory.",
-    hint="forward: note both; qx = E4M3(x sx), qw = E4M3(W sw) as float8 tensors; y = product(qx, qw) / (sx sw). Keep "
-    "qx.T.contiguous() and qw.T.contiguous(), and both scales as they are now. backward: note dy, qdy = E5M2(dy sdy); "
-    "dx = product(qdy, qwT) / (sdy sw), dW = product(qdy.T.contiguous(), qxT) / (sdy sx).",
+    hint="forward: note both; qx = E4M3(x sx), qw = E4M3(W sw) as float8 tensors, and .contiguous(): a view that is "
+    "cast lies in memory as before; y = product(qx, qw) / (sx sw). Keep qx.T.contiguous() and qw.T.contiguous(), "
+    "and both scales as they are now. backward: note dy, qdy = E5M2(dy sdy), contiguous again; dx = product(qdy, "
+    "qwT) / (sdy sw), dW = product(qdy.T.contiguous(), qxT) / (sdy sx).",
 )  # fmt: skip

@@ -30,7 +30,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if not factor.is_contiguous():
             raise ConfigError(
                 f"{name} {list(factor.shape)} has strides {factor.stride()}: the numbers of a sum are no neighbours",
-                where="product", fix="make a transposed copy: t.T.contiguous()",
+                where="product", fix="copy it: t.contiguous() has whole rows, t.T.contiguous() is transposed",
             )  # fmt: skip
     if a.shape[1] != b.shape[1]:
         raise ConfigError(f"sums of {a.shape[1]} and {b.shape[1]} numbers", where="product", fix="a [m, k], b [n, k]")

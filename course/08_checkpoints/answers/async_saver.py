@@ -49,9 +49,9 @@ WRONG = [
     Edit(_WAIT, _WAIT.replace("close()", "wait()"), (_START, f"{_START}        self.check()\n"),
          (_CLOSED, "        self.wait()\n        self.check()\n\n    def wait(self):\n" + _JOIN), told="writes step 20 all the same"),
     # two copies
-    Edit(_COPY, "        self.staged = {name: tensor.clone() for name, tensor in state.items()}\n", told="one copy of the state, and a quarter, is"),
+    Edit(_COPY, "        self.staged = {name: tensor.clone() for name, tensor in state.items()}\n", told="one copy of the state, with a quarter to spare, is"),
     # a copy for each name
-    Edit("place not in self.places", "True", told="one copy of the state, and a quarter, is"),
+    Edit("place not in self.places", "True", told="one copy of the state, with a quarter to spare, is"),
     Edit("place = tensor.data_ptr()", "place = id(tensor)", told="are one memory under two names"),
     Edit(_COPY, "        self.staged = {}\n        self.staged = {name: tensor.clone() for name, tensor in state.items()}\n",
          told="are one memory under two names"),

@@ -31,7 +31,7 @@ WRONG = [
     Edit(_CLEAR, "", _ONE_NAME),
     Edit(_CLEAR, "", _ONE_NAME, _REUSE, told="not part of this save"),
     # its own folder is used again as it is: a run on fewer ranks publishes a shard of the dead one
-    Edit('if left.startswith("."):', 'if left.startswith(".") and left != staged:', _REUSE, told="not part of this save"),
+    Edit('if left.startswith("."):', 'if left.startswith(".") and left != f".step-{step}":', _REUSE, told="not part of this save"),
     Edit(_CLEAR, "", (_ROOT, _ROOT + _CLEAR), told="the same step, saved again, ends in FileExistsError"),
     Edit('if left.startswith("."):', "if True:", told="older checkpoint"),
     Edit(

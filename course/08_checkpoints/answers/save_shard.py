@@ -49,11 +49,14 @@ WRONG = [
     Edit("    if missing:\n", "    if missing and rank == 0:\n", told="has returned, and a power cut may leave no step-"),
     Edit(_MISSING, f"{_MISSING}[:1]", told="they are ranks"),
     Edit("r == 0 or not store.check([words[r]])", "r == 0", told="they are ranks 0 and"),
-    Edit("range(ranks) if r == 0", "range(ranks - 1) if r == 0", told="they are ranks 0 and 3"),
+    Edit("for r in range(ranks) if r == 0", "for r in range(ranks - 1) if r == 0", told="they are ranks 0 and 3"),
     Edit("hear(ready, here)", "hear(ready, done)", told="says missing: [0, 1, 2, 3]"),
     # leftovers: of a dead run, of an earlier save, of a run that is not dead
     Edit(_CLEAR, "", told="is still there"),
     Edit(f'f"{_RUN}', 'f".step-{step}"', told="of a run that has failed goes on"),
+    Edit(_CLEAR, "", (f'f"{_RUN}', 'f".step-{step}"'), (_MAKE, f"        if staged not in disk.names():\n    {_MAKE}"),
+         told="with other bytes in shard-"),
+    Edit('f"{step}/{r}"', 'f"{r}"', told="hashes of two saves: that of shard-0 is of step"),
     Edit('f"{step}/{r}"', 'f"{r}"', ('f"{step}/ready", f"{step}/end"', '"ready", "end"')),
     Edit('f"{step}/ready", f"{step}/end"', 'f"{step}/ready", "end"', told="two saves, one after the other"),
     # a race, a poll, another manifest
@@ -68,7 +71,7 @@ WRONG = [
 
 _PATIENCE = "rank 0 waits one `seconds` for the others; whoever waits clearly longer for rank 0 hears it"
 EQUIVALENT = [
-    Same("line 8: range's `ranks` + 1", "nobody asks for the key of a rank that is not there"),
+    Same("line 8: range's `ranks` + 1", "the key of a rank that is not there is never asked for"),
     Same("line 14: 2 for 3", _PATIENCE),
     Same("line 14: 4 for 3", _PATIENCE),
 ]

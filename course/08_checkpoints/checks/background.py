@@ -23,7 +23,8 @@ from labkit.checks import peak_at_most
 from labkit.exercises import Answer, Case, Draw, Exercise
 
 _ROOM = peak_at_most(  # `copy.deepcopy` makes a scalar of its own beside each tensor
-    "one copy of the state, and a quarter,", lambda inputs: sum(one.nbytes for one in inputs["state"].values()) * 5 // 4
+    "one copy of the state, with a quarter to spare,",
+    lambda inputs: sum(one.nbytes for one in inputs["state"].values()) * 5 // 4,
 )
 
 

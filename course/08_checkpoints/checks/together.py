@@ -15,6 +15,7 @@ after each of them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -84,7 +85,7 @@ def _drive(
             after.run()
             if tell(f"rank {rank} dies at its change {change}", ranks, mine, then):
                 return
-    change, gap = 1, 0  # it goes on so many events after the first change of the new run
+    change, gap = 1, 0  # it goes on so many events after the new run has made, or taken, its first folder
     while what == "stalls" and change < 9:
         ranks = begin(orders[0], [mine], {who[0]: {"stall_at": change}})
         ranks.run()
@@ -98,7 +99,7 @@ def _drive(
         after = begin(orders[0], [(step, "b", others)], {}, ranks)
 
         def wakes(events: Any = ranks.events, start: int = start, gap: int = gap) -> bool:
-            made = next((at for at in range(start, len(events)) if events[at][3] == "mkdir"), len(events))
+            made = next((at for at in range(start, len(events)) if events[at][3] in ("mkdir", "write")), len(events))
             return len(events) > made + gap
 
         after.run(wakes)
@@ -210,12 +211,33 @@ def _wanted(answer: Answer) -> str | None:
         shard = re.search(r"shard-(\d+)", args[0].rpartition("/")[2]) if what == "write" else None
         if shard and int(shard[1]) != rank:
             return f"rank {rank} writes {args[0]}: each rank writes its own shard"
-        if what == "write" and args[0].endswith("/manifest") and not any(
-            _says(args[1], {f"shard-{r}": hashlib.sha256(text.encode()).hexdigest() for r, text in enumerate(texts)})
-            for _, _, texts in found[0]["saves"]
-        ):  # fmt: skip
-            return f"the manifest is {args[1]!r:.60}: it is to be JSON, {{file: its SHA-256}} of each shard"
+        if what == "write" and args[0].endswith("/manifest") and (wrong := _misfit(args[1], found[0]["saves"])):
+            return wrong
     return None
+
+
+def _misfit(text: str, saves: list[list[Any]]) -> str | None:
+    """Say what is wrong with a manifest, which is to be that of one of the saves."""
+    wanted = {
+        step: {f"shard-{r}": hashlib.sha256(shard.encode()).hexdigest() for r, shard in enumerate(shards)}
+        for step, _, shards in saves
+    }
+    if any(_says(text, want) for want in wanted.values()):
+        return None
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or any(said.keys() != want.keys() for want in wanted.values()):
+        return f"the manifest is {text!r:.60}: it is to be JSON, {{file: its SHA-256}} of each shard"
+    steps = {name: next((step for step, want in wanted.items() if want[name] == said[name]), None) for name in said}
+    for name, step in steps.items():
+        if step is None:
+            return f"the manifest has {said[name]!r:.20} for {name}: it is to be its SHA-256"
+    names = {step: name for name, step in steps.items()}
+    (one, other), *_ = itertools.combinations(names, 2)
+    return (f"the manifest has hashes of two saves: that of {names[one]} is of step {one}, that of {names[other]} of "
+            f"step {other}. The store keeps the keys of the save before")  # fmt: skip
 
 
 def _saves(answer: Answer) -> str | None:
@@ -337,7 +359,7 @@ def _the_first_too_late(draw: Draw) -> dict[str, Any]:
     return {**found, "late": 6 * found["seconds"]}
 
 
-def _the_ends_too_late(draw: Draw) -> dict[str, Any]:
+def _both_ends_too_late(draw: Draw) -> dict[str, Any]:
     found = _some(draw, "late", 4, [0, 3])
     return {**found, "late": 6 * found["seconds"]}
 
@@ -371,7 +393,7 @@ TOGETHER = Exercise(
         Case("a rank dies at each of its changes; then another run saves", _a_death, points=3, hidden=True,
              accept=[_dies], draws=1, fixed=[]),
         Case("a rank, or two, begin six deadlines after the others", _too_late, hidden=True, accept=[_late], draws=1,
-             fixed=[_two_too_late, _the_first_too_late, _the_ends_too_late, _the_last_too_late]),
+             fixed=[_two_too_late, _the_first_too_late, _both_ends_too_late, _the_last_too_late]),
         Case("a rank of an older run writes on while a new run saves", _stalled, points=2, hidden=True,
              accept=[_stalls], draws=1),
     ],
