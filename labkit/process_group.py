@@ -40,6 +40,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 Tensor = torch.Tensor
 _GLOO = distributed_c10d.ProcessGroupGloo
+# torch 2.14 looks for gloo among the files of its installation, which a check cannot always read: so it looks now.
+getattr(distributed_c10d.Backend, "_ensure_backend_registered", str)("gloo")
 MAX_CALLS = 50_000  # of one rank
 
 # Methods of a process group, and what users of torch.distributed call them.

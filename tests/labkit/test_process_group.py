@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -326,6 +328,17 @@ def test_torch_may_make_a_group_with_more_options_and_tell_it_nothing_else(monke
     group.allreduce([torch.ones(2)]).wait()
     assert given == {"enable_reconfigure": False} and group.group_name == "7"
     assert [call.group for call in process_group.LOG.calls] == [(3,)]
+
+
+def test_gloo_is_found_before_a_check_closes_the_folders_of_torch() -> None:
+    """As torch 2.14 finds it: among the files of its installation, when the first group is made."""
+    program = (
+        "from torch.distributed.distributed_c10d import Backend; seen = []\n"
+        "Backend._ensure_backend_registered = seen.append\n"
+        "import labkit.process_group; print(seen)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "['gloo']"
 
 
 def _equal(one: Any, other: Any, where: str) -> None:
