@@ -140,7 +140,9 @@ sheet()
 # An example to check by hand: an all-gather of 12 bytes over 3 ranks has 2 steps of 4 bytes, so each rank sends 8.
 #
 # **Exercise.** How many bytes does *each rank* send? `nbytes` is the whole tensor: the input of a reduce-scatter, the
-# output of an all-gather. A part need not have a whole number of bytes: 10 bytes over 4 ranks make parts of 2.5.
+# output of an all-gather. A part need not have a whole number of bytes: 10 bytes over 4 ranks make parts of 2.5. The
+# fourth operation is an all-to-all on the same ring: `nbytes` are the N parts that each rank holds, one for every rank,
+# and every message still goes to the right neighbour. Count the fewest bytes that do it.
 
 # Each exercise becomes a file of its own, and a later cell imports it: `from exercises.bytes_sent import bytes_sent`. A
 # check runs your code in fresh processes, and shows nothing of what it prints. To debug, call your function from a cell
@@ -150,9 +152,11 @@ sheet()
 # %%
 # %%exercise bytes_sent
 def bytes_sent(op: str, nbytes: int, ranks: int) -> float:
-    """Bytes one rank sends for op in all_reduce, all_gather, reduce_scatter, run as a ring."""
+    """Bytes one rank sends for op in all_reduce, all_gather, reduce_scatter, all_to_all, on a ring."""
     ### BEGIN SOLUTION
     once = nbytes * (ranks - 1) / ranks
+    if op == "all_to_all":  # N-k parts in step k: one has arrived in each step before, the others travel on
+        return nbytes * (ranks - 1) / 2
     return 2 * once if op == "all_reduce" else once
     ### END SOLUTION
 
@@ -164,6 +168,9 @@ check("bytes_sent")
 # What does your formula say for 1,000 ranks? Each rank sends almost `2n` bytes for an all-reduce, and never more,
 # however many ranks there are. So data parallelism can use many GPUs. The number of *steps* does grow with N: 8 ranks
 # take 14 steps, 1,000 ranks take 1,998, and each step costs the latency of one message.
+#
+# What it says for an all-to-all grows with N. So NCCL does not run an all-to-all as a ring: each rank sends every part
+# straight to the rank that it is for, n(N-1)/N bytes, and the network carries messages between all pairs of ranks.
 #
 # ### Seconds
 #

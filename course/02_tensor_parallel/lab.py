@@ -152,9 +152,8 @@ regions()
 # %% [markdown]
 # Count the arrows: each all-reduce becomes a reduce-scatter and an all-gather, which together send the same bytes.
 #
-# Two all-gathers more, one for each pair, are not in the picture: a column layer's backward pass needs its input x
-# whole, to compute dW. With sequence parallelism a rank stores only its tokens of x, so the backward pass gathers x
-# again.
+# The picture leaves out what dW needs. dW of a column layer is a sum over all tokens of x, and with sequence parallelism
+# a rank stores only its own tokens of x. What does a layer send for it, and how often?
 #
 # **Exercise.** The bytes that *each rank* sends for one layer, forward and backward. Every bold arrow carries an
 # activation of `s·b·h` elements. Collectives run as rings, as in lab 01: an all-reduce of n bytes sends `2n(t-1)/t`; an
@@ -938,8 +937,7 @@ check("sequence_pair")
 #
 # * The bias of a row layer is added after the reduce-scatter.
 # * Positions are added after the embedding's reduce-scatter.
-# * `q_layernorm` and `k_layernorm` (Qwen3) norm each head after the column layer. Every rank has the whole weight, and
-#   some of the heads.
+# * `q_layernorm` and `k_layernorm` (Qwen3) norm each head after the column layer, all heads with the same weight.
 #
 # Names look like these: `embedding.word_embeddings.weight`, `embedding.position_embeddings.weight`,
 # `layers.0.input_layernorm.weight`, `layers.0.self_attention.linear_qkv.bias`,

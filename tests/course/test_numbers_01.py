@@ -139,6 +139,13 @@ def test_one_rank_never_sends_more_than_twice_the_tensor() -> None:
     assert CHECKS.bytes_sent("all_reduce", 1, 1000) > 1.99
 
 
+def test_an_all_to_all_sends_more_on_a_ring_than_straight_to_each_rank() -> None:
+    assert "What it says for an all-to-all grows with N." in TEXT and "n(N-1)/N bytes, and the network" in TEXT
+    on_the_ring = {n: CHECKS.bytes_sent("all_to_all", 1, n) for n in (3, 8, 64, 1000)}
+    assert list(on_the_ring.values()) == sorted(set(on_the_ring.values()))
+    assert all(sent > (n - 1) / n for n, sent in on_the_ring.items())
+
+
 def test_the_timed_cell_has_the_sizes_of_its_text() -> None:
     found = re.search(r"LAYERS, SIZE, SECONDS = (\d+), 1 << (\d+), ([\d.]+)", TEXT)
     assert found

@@ -5,6 +5,7 @@ _START = "self.travelling.append((self.open, flat, dist.all_reduce(flat, group=s
 _FULL = "sum(q.numel() for q in self.open) >= self.bucket_size"
 _LAST = "        if self.open:\n            self.send()\n        for"
 _GROUP = "The ranks in `group` take part in each sum, all of them and no others."
+_UNSENT = "The last bucket is never sent: it is not full, so no hook sends it."
 _AVERAGE = "Sum, do not average. The divisor comes in section 6."
 
 WRONG = [
@@ -13,7 +14,9 @@ WRONG = [
     Edit("group=self.group", "group=None", mistake=_GROUP),
     Edit(_SUM, _SUM.replace("copy_", "add_"), mistake="The sum was added to the rank's own gradient. It replaces it."),
     Edit(_LAST, "        for", told="is never sent | 'NoneType' object has no attribute 'flatten'",  # as the next step begins
-         mistake="The last bucket is never sent: it is not full, so no hook sends it."),
+         mistake=_UNSENT),
+    Edit(_LAST, "        for", ("p.grad.flatten()", "p.grad.reshape(-1)"), mistake=_UNSENT),
+    Edit(_LAST, "        for", ("p.grad.flatten()", "p.grad.view(-1)"), mistake=_UNSENT),
     Edit(_SUM, "pass",
          mistake="Every gradient is still this rank's own: no sum is copied back, or it is copied before it has "
                  "arrived."),

@@ -22,7 +22,12 @@ from minimegatron.config import ParallelConfig
 
 
 def bytes_sent(op: str, nbytes: int, ranks: int) -> float:
-    """What each rank sends when the collective runs as a ring on a tensor of `nbytes` in all."""
+    """What each rank sends when the collective runs as a ring on a tensor of `nbytes` in all.
+
+    In an all-to-all the part for the rank at distance d is sent d times; each rank has one part for each distance.
+    """
+    if op == "all_to_all":
+        return sum(range(ranks)) * nbytes / ranks
     return (2 if op == "all_reduce" else 1) * nbytes * (ranks - 1) / ranks
 
 
@@ -46,15 +51,20 @@ BYTES = Exercise(
         Case("an all-gather of 10 bytes in all over 4 ranks", {"op": "all_gather", "nbytes": 10, "ranks": 4}),
         # Not a row of its own: nothing at all would be right there.
         Case("an all-reduce of 1 MiB over 4 ranks, and on one", {"op": "all_reduce", "nbytes": 1 << 20, "ranks": 4},
-             points=2, fixed=[{"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}]),
+             fixed=[{"op": "all_reduce", "nbytes": 1 << 20, "ranks": 1}]),
         Case("an all-reduce of another size, over other ranks", _an_all_reduce, hidden=True,
              fixed=_few_bytes("all_reduce")),
         Case("a reduce-scatter or all-gather", _half_of_one, hidden=True,
              fixed=[*_few_bytes("all_gather", "reduce_scatter"),
                     *({"op": op, "nbytes": 12, "ranks": 1} for op in ("all_gather", "reduce_scatter"))]),
+        Case("an all-to-all of 12 bytes over 3 ranks; of 7 over 2, 10 over 4, 5 over 7, 12 on one",
+             {"op": "all_to_all", "nbytes": 12, "ranks": 3},
+             fixed=[*_few_bytes("all_to_all"), {"op": "all_to_all", "nbytes": 12, "ranks": 1}]),
     ],
-    idea="Count the steps of the ring, and the bytes that a rank sends in one step.",
-    hint="N-1 steps of n/N bytes: once for an all-gather or a reduce-scatter, twice for an all-reduce. Do not round.",
+    idea="Count the steps of the ring, and the bytes that a rank sends in one step. In an all-to-all, draw three ranks "
+    "and follow the part that rank 0 has for rank 2.",
+    hint="N-1 steps of n/N bytes: once for an all-gather or a reduce-scatter, twice for an all-reduce. In an all-to-"
+    "all the part for the rank at distance d is sent d times: 1 + 2 + ... + (N-1) times n/N bytes. Do not round.",
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------ groups by a reshape

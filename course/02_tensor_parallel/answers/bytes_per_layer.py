@@ -7,11 +7,13 @@ WRONG = [
     Edit("= s * b * h", "= 0.5 * s * b * h", mistake=_HALF),
     Edit(_RETURN, "return forward", mistake=_HALF),
     Edit("(2 * all_gather if sequence_parallel else 0)", "0",
-         mistake="Two all-gathers are missing: x is stored cut, and the backward pass needs it whole for dW, once for "
-                 "each pair."),
+         mistake="You count the arrows alone. The backward pass needs x whole before it can make dW: where does a rank "
+                 "get it, and for how many products?"),
     Edit("(2 * all", "(all",
          mistake="One all-gather is missing: a layer has two column layers, and the backward pass gathers the input of "
                  "each."),
+    Edit("(2 * all", "(4 * all",
+         mistake="Two all-gathers too many: a row layer's input is cut by features, and its dW needs no other rank's."),
     Edit("(2 * all_gather if sequence_parallel else 0)", "2 * all_gather",
          mistake="With tensor parallelism alone nothing is gathered again: every rank keeps x whole."),
     Edit(" * (t - 1) / t", "", mistake="A ring sends t-1 of t parts: one rank alone sends nothing."),

@@ -24,6 +24,8 @@ WRONG = [
     Edit(_SUM, "reduce_from_region(x / tp.size + part, tp) + proj[1] + fc2[1]",
          mistake="y is right, dx is not: of the residual x it has only a t-th."),
     Edit("proj[0])", "*proj)", ("fc2[0])", "*fc2)"), (" + proj[1] + fc2[1]", ""), mistake=_INSIDE),
+    Edit(_SUM, "x + reduce_from_region(part + (proj[1] + fc2[1]) / tp.size, tp)",
+         mistake="y is right, the gradients of the row layers' biases are not: inside the sum each is only a t-th."),
     Edit(" + fc2[1]", "", mistake="A bias is missing: both row layers have one."),
     Edit("x + reduce", "reduce", mistake="x is missing: the layer adds its two branches to it."),
     Edit("x + reduce_from_region", "whole + reduce_from_region",

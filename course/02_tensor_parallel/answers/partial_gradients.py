@@ -17,6 +17,9 @@ WRONG = [
          mistake="Norms of queries and keys are missing: every rank has the whole weight, and only some of the heads."),
     Edit(' or row_bias or "position_embeddings" in name', "",
          mistake="Norms are not all: something else is replicated, too, and is added to this rank's tokens only."),
+    Edit(' or row_bias or "position_embeddings" in name', "", ("return True", "return sequence_parallel"),
+         mistake="Norms are not all, and cut tokens are not the only reason: ask of each name which tokens and which "
+                 "heads its copy sees."),
     Edit(" or row_bias or", " or",
          mistake="Biases of row layers are missing: they are replicated, and added to this rank's tokens."),
     Edit(' or "position_embeddings" in name', "",
