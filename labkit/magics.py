@@ -214,13 +214,15 @@ class LabMagics(Magics):
     @plain
     def guess(self, name: str, value: Any, question: str = "") -> None:
         """Keep a guess until `guessed` shows it beside the measured number."""
+        guesses = self._kept_guesses  # first: without a lab there is no question either
         said = self._said(question_of(name), question)
-        print(*[said] * (said != question), self._kept_guesses.guess(name, value), sep="\n")
+        print(*[said] * (said != question), guesses.guess(name, value), sep="\n")
 
     @plain
     def guessed(self, name: str, measured: Any, what: str = "") -> None:
         """Show the measured number beside the guess of this name."""
-        print(self._kept_guesses.guessed(name, measured, self._said(unit_of(what), what)))
+        guesses = self._kept_guesses
+        print(guesses.guessed(name, measured, self._said(unit_of(what), what)))
 
     @property
     def _kept_guesses(self) -> Guesses:
