@@ -92,10 +92,14 @@ def readable(programs: bool = False) -> list[str]:
 
 
 def _elsewhere(places: list[str]) -> list[str]:
-    """Loaded packages that are in none of these places, links resolved."""
+    """Loaded packages that are in none of these places, links resolved; of a checkout nothing more is given.
+
+    Where labkit is installed, `_ROOT` is a folder of packages, and may be one that a `.pth` file or PYTHONPATH names.
+    """
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     real = {os.path.dirname(os.path.realpath(file)) for file in files if file and os.path.isabs(file)}
-    known = [*map(os.path.realpath, places), str(_ROOT)]
+    checkout = [_ROOT] * (_ROOT / "pyproject.toml").is_file()
+    known = [*map(os.path.realpath, places), *map(os.fspath, [*HIDDEN, *checkout])]
     return sorted(folder for folder in real if not any(f"{folder}/".startswith(f"{place}/") for place in known))
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from pathlib import Path
+
 import pytest
 
+from labkit import sandbox
 from labkit.fresh import Nursery
 from labkit.judge import judge
 from labkit.verdict import Verdict
@@ -73,3 +78,20 @@ def test_every_dtype_can_be_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # torch of its own, which has converted nothing before
     with Nursery() as nursery:
         assert check(nursery, "import torch\ntorch.ones(64).to(torch.float16).to(torch.bfloat16)").state == "passed"
+
+
+@pytest.mark.parametrize("checkout", [False, True])
+def test_packages_beside_an_installed_labkit_are_given_and_of_a_checkout_nothing(
+    checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed into a folder that a `.pth` file names, labkit stands beside torch, and beside the checks."""
+    if checkout:
+        (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(sandbox, "_ROOT", tmp_path)
+    monkeypatch.setattr(sandbox, "HIDDEN", (tmp_path / "course",))
+    for name in ("beside", "course"):
+        module = types.ModuleType(name)
+        module.__file__ = str(tmp_path / name / "__init__.py")
+        monkeypatch.setitem(sys.modules, f"a_test_of_{name}", module)
+    found = [folder for folder in sandbox._elsewhere([]) if folder.startswith(f"{tmp_path}/")]
+    assert found == [] if checkout else found == [str(tmp_path / "beside")]
