@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import _muon
 
 from minimegatron.comm.mesh import Mesh
 from minimegatron.config import OptimizerConfig, ParallelConfig
@@ -57,6 +59,8 @@ def test_singular_values_go_through_the_polynomials(shape: tuple[int, ...], kind
 def test_equals_torch(monkeypatch: pytest.MonkeyPatch, nesterov: bool, mode: str, theirs: str) -> None:
     """torch's Muon casts to bf16; here it does not, so that both compute in fp64."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
+    in_double = types.SimpleNamespace(**{**vars(torch), "bfloat16": torch.float64})  # 2.15 has `to(torch.bfloat16)`
+    monkeypatch.setattr(_muon, "torch", in_double)
     config = dataclasses.replace(
         MUON,
         clip_grad=0.0,
