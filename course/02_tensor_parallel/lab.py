@@ -1550,8 +1550,8 @@ losses(curves, title="Two ranks, 60 steps")
 # 7. *A model has dropout, and all ranks seed torch alike. Which masks are right over tp, and which are not?*
 #    <details><summary>answer</summary>With tensor parallelism alone those after a row layer and after the embedding are
 #    right: every rank has the same tensor there and must drop the same elements. Those of the attention weights are not:
-#    the ranks have other heads, and all drop the same pattern. With sequence parallelism none is right, because the ranks
-#    have other tokens everywhere. And if each rank had a seed of its own? Then the tensors that should be the same drift
+#    the ranks have other heads, and all drop the same pattern. With sequence parallelism the others are wrong, too: the
+#    ranks have other tokens there. And if each rank had a seed of its own? Then the tensors that should be the same drift
 #    apart between ranks, and no error is raised. So Megatron keeps two random streams, one that is the same on all ranks
 #    of tp and one that is not (<code>CudaRNGStatesTracker</code>; here <code>layers/dropout.py</code>).</details>
 #

@@ -154,7 +154,7 @@ for m in (8, 16, 64):
 # **Exercise.** The list of one rank, as strings: `["F0", "F1", ..., "B0", ...]`; microbatches count from 0. Waiting is
 # no word: a rank waits by itself until the input of its next word is there. The backwards may come in any order that
 # all ranks share; in the paper's figure they go from the last microbatch to the first. In this exercise and in the
-# other three that ask for a list, your code cannot import the package's own generators.
+# others that ask for lists, your code cannot import the package's own generators.
 
 # %%
 # %%exercise gpipe
@@ -498,8 +498,8 @@ for name, v, function in (("1f1b", 1, one_f_one_b), ("zb_h1", 1, zb_h1), ("inter
 # | the same, warm-up with factor 1 | 23.75 | 4 |
 #
 # **Exercise.** Four lists that take fewer than 23 steps, and keep at most 4 activations on every rank. A rank has two
-# layers, so one chunk or two; whole backwards or halves, as you like. One of two chunks takes half the time and counts
-# half an activation. Two chunks lie round robin or on a V, as in the picture of placements: your lists run on the one
+# layers, so one chunk or two; whole backwards or halves, as you like. With two chunks, each takes half the time and
+# counts half an activation. They lie round robin or on a V, as in the picture of placements: your lists run on the one
 # where they are faster. Write them by hand, or let your function search. The check says what stands in the way.
 
 # %%
@@ -864,8 +864,8 @@ check("graph_stage")
 #
 # - **Post ahead.** A message travels while its receiver computes only if its receive is posted by then. But each
 #   posted receive holds a buffer.
-# - **Do not wait for a send at once.** Rank r sends forward while rank r+1 sends back; each would wait for the other to
-#   receive. But do not put off all waits to the end either, or m outputs are held.
+# - **Do not wait for a send at once.** Where two ranks send to each other at the same time, as two ranks with two chunks
+#   do, each would wait for the other to receive. But do not put off all waits to the end either, or m outputs are held.
 # - **Keep the order.** NCCL gives the k-th message between two ranks to the k-th receive, whatever it is for. (gloo has
 #   tags; a program that needs them works on CPUs only.) So receive in the order in which the sender sends. In the lists
 #   of this lab that is the order of the receiver's own list; on a V it is not, and the package asks the sender's list.

@@ -709,7 +709,7 @@ for name, lengths in PACKED.items():
     print("{:10}{:25} all-gather {:.2f}   ring {:.2f}".format(name, "yours", *times(lengths, held)))
 
 # %% [markdown]
-# Your chunks are balanced for an all-gather. For the ring they need not be: who deals by work alone does not ask whose
+# Your chunks are balanced for an all-gather. For the ring they may not be: who deals by work alone does not ask whose
 # keys a chunk needs at which step. So the cut, the mask and the way to exchange keys are one decision.
 #
 # *A good place to stop: part II ends here.*

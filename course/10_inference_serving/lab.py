@@ -741,8 +741,8 @@ tokens_per_second(COUNTS, [step["rate"] for step in steps], limits=bounds, title
 # The folded cell lets your `schedule` plan 200 requests for Llama 3 8B on an H100: prompts of 500 to 3,500 tokens,
 # answers of 50 to 250, fourteen requests a second at times of their own. A step takes as long as its bytes or its
 # FLOPs, as in your formula. Budgets go from 128 to 16,384 tokens. Which of the two waits grows with the budget, and
-# from where on does the other one no longer fall? If no gap between two tokens may be longer than 10 ms, which of the
-# budgets 128, 256, 512, 1024, ... is the largest?
+# from where on does the other one no longer fall? If in 95 of 100 requests no gap between two tokens may be longer than
+# 10 ms, which of the budgets 128, 256, 512, 1024, ... is the largest?
 
 # %%
 guess("budget", None, "The largest power of two whose gaps between tokens stay below 10 ms?")
@@ -1111,7 +1111,7 @@ _ = answered(REQUESTS, watch=canaries)
 # 3. *Why preempt the newest and not the one with the most pages?*
 #    <details><summary>answer</summary>So that nobody starves: the oldest always goes on, so each becomes the oldest
 #    and ends. The one with the most pages may be nearly complete, and to compute it again costs most.</details>
-# 4. *A group of 8 keys and values in place of 64: what does it change in decode?*
+# 4. *8 groups of keys and values in place of 64: what does it change in decode?*
 #    <details><summary>answer</summary>The cache of a token is 8 times smaller. So 8 times as many tokens fit, and at
 #    many or long sequences, where the caches are most of what is read, a step is up to 8 times faster. With one short
 #    sequence next to nothing: the weights are read all the same.</details>

@@ -1194,7 +1194,7 @@ bars_of_rows({name: [value for values in found for value in values] for name, fo
 # %% [markdown]
 # Such an answer is drawn by a model that does not exist: its first pages from one set of weights, the rest from another. The
 # trainer then learns from a ratio that is wrong by what the weights have moved, which grows with every rollout. This bug
-# was in six public frameworks in 2025 and 2026, in one of them the norm of the gradient grew from 8 to 136. What found it
+# was in six public frameworks in 2025 and 2026; in one of them the norm of the gradient grew from 8 to 136. What found it
 # was never the reward. It was a line in the log with |log π - log π|, or nobody.
 #
 # ## 7 · Explain

@@ -19,6 +19,10 @@ WRONG = [
         f"        {_VALUE}", "", ('    return ("right"', f'    for i, value in {_ALL}:\n        {_VALUE}    return ("right"'),
         mistake="The first difference counts, be it a value's or a token's.",
     ),
+    Edit(
+        f"        {_TOKEN}", "", ('    return ("right"', f'    for i, _ in {_ALL}:\n        {_TOKEN}    return ("right"'),
+        mistake="The first difference counts, be it a value's or a token's.",
+    ),
     Edit('("memory", i)', '("draw", i )', ('("draw", i)', '("memory", i)'), mistake="The names are exchanged: a wrong draw leaves the values right."),
     Edit('", i)', '", i + 1)'),
     Edit("> 1e-3", "> 1e-2"),
