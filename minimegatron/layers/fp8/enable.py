@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -51,18 +51,6 @@ def recipe_of(config: TransformerConfig) -> Fp8Recipe:
     )
 
 
-@runtime_checkable
-class TakesFp8(Protocol):
-    """A linear layer whose products can be in FP8."""
-
-    weight: nn.Parameter
-    fp8: ParallelFp8 | None
-
-    def amax_axes(self, mesh: Mesh) -> dict[str, Axis]:
-        """input, weight, gradient -> ranks that hold parts of it."""
-        ...
-
-
 def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: str = "") -> None:
     """Give every linear layer inside `module` its FP8 products and, with delayed scaling, their state.
 
@@ -76,9 +64,7 @@ def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: 
         return ParallelFp8(recipe_of(config), axes, config.fp8_wgrad, agree_over, **place)
 
     for name, layer in list(module.named_modules()):
-        if isinstance(layer, TakesFp8):
-            layer.fp8 = make(f"{where}{name}", layer.weight.shape, layer.amax_axes(mesh))
-        elif isinstance(layer, Experts):
+        if isinstance(layer, Experts):
             both = [
                 (weight.shape[1:], axes, {which: Siblings(layer.number) for which in TENSORS})
                 for weight, axes in zip((layer.weight1, layer.weight2), layer.amax_axes(), strict=True)
@@ -92,6 +78,8 @@ def enable_fp8(module: nn.Module, config: TransformerConfig, mesh: Mesh, where: 
                     for e in range(*layer.here)
                 }
             )
+        elif hasattr(layer, "amax_axes"):  # a linear layer
+            layer.fp8 = make(f"{where}{name}", layer.weight.shape, layer.amax_axes(mesh))
 
 
 def enable_fp8_layers(stack: nn.Module, layers: Iterable[Any], config: TransformerConfig, mesh: Mesh) -> None:
