@@ -140,7 +140,7 @@ FOREIGN = {
     "time exclusive requeue output open-mode kill-on-bad-exit wrap signal",
     "docker": "rm gpus ipc network ulimit shm-size security-opt",
     "pip, venv": "constraint only-binary no-compile no-build-isolation no-deps system-site-packages",
-    "twine, auditwheel, gh, pytest": "strict plat notes-file thorough",
+    "twine, auditwheel, gh, pytest": "strict plat notes-file thorough quick",
     "nvcc, nvidia-smi": "cudart version query-gpu format",
     "Megatron-LM": "check-for-spiky-loss dist-ckpt-optim-fully-reshardable split-sentences megatron-path "
     "target-pipeline-parallel-size target-expert-parallel-size",
