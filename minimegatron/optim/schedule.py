@@ -90,8 +90,9 @@ class Schedule:
         )
         require(
             0 <= self.lr_warmup_steps < self.lr_decay_steps,
-            f"the warm-up ({self.lr_warmup_steps} steps) does not end before the decay ({self.lr_decay_steps} steps)",
-            "a shorter --lr-warmup-iters, or a longer --lr-decay-iters or --train-iters; a run's steps are its samples",
+            f"the warm-up ({self.lr_warmup_steps}) does not end before the decay ({self.lr_decay_steps}); a run counts "
+            "both in samples, which are iterations times --global-batch-size",
+            "a shorter --lr-warmup-iters, or a longer --lr-decay-iters or --train-iters",
         )
         for name, choices in (("lr_decay_style", DECAY_STYLES), ("wd_incr_style", WD_INCR_STYLES)):
             value = getattr(self, name)
