@@ -36,8 +36,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from labkit import acceptance, promises, regrade, report
 from labkit import marks as files
 from labkit.exercises import Lab, load_lab
@@ -46,6 +44,7 @@ from labkit.grading import Course, Mark, grade
 from labkit.handed_in import passed_over
 from labkit.shown import clean
 from labkit.submissions import collect
+from minimegatron.bars import tqdm
 from minimegatron.errors import ConfigError, did_you_mean
 from minimegatron.flags import Parser
 

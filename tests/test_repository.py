@@ -10,6 +10,7 @@ import ast
 import functools
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -91,10 +92,55 @@ def test_every_extra_that_is_installed_by_name_is_there_and_the_site_has_what_it
     assert "docs.site" in PROJECT["tool"]["mypy"]["packages"]
 
 
+def pythons() -> list[str]:
+    """The Pythons for which what is pinned has wheels, as pyproject.toml says, the oldest first."""
+    return [line.rpartition(" ")[2] for line in PROJECT["project"]["classifiers"] if "Python :: 3." in line]
+
+
 def test_environment_yml_installs_this_package_with_the_pins() -> None:
+    """With no bound conda takes the newest Python, for which torch as it is pinned has no wheel."""
     *conda, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    assert conda == [f"python{PROJECT['project']['requires-python']}", "pip", "make"]
+    newest = int(pythons()[-1].removeprefix("3."))
+    assert conda == [f"python{PROJECT['project']['requires-python']},<3.{newest + 1}", "pip", "make"]
     assert pip == {"pip": ["-c constraints.txt", "-e .[lab,serve,test]"]}
+
+
+def test_the_wheel_is_tried_with_every_python() -> None:
+    job = yaml.safe_load((ROOT / ".github/workflows/wheel.yml").read_text())["jobs"]["try"]
+    assert job["strategy"]["matrix"] == {"python-version": pythons()}
+
+
+@pytest.mark.parametrize(
+    "version, system, made",
+    [("3.10", "", False), ("3.11", "", True), ("3.14", "", True), ("3.15", "", False), ("3.15", "1", True)],
+)
+def test_make_takes_a_python_that_has_wheels_of_the_pins(tmp_path: Path, version: str, system: str, made: bool) -> None:
+    """With SYSTEM=1 torch is not pinned, so a later Python is taken."""
+    python = tmp_path / "python"
+    lie = f"import sys; sys.version_info = (3, {version[2:]}, 0, 'final', 0)"
+    python.write_text(
+        f"""#!/bin/sh
+case "$1" in
+--version) echo Python {version}.0 ;;
+-m) for last; do :; done; mkdir "$last" && touch "$last/pyvenv.cfg" ;;
+-c) exec {sys.executable} -c "{lie}; exec(sys.argv[1])" "$2" ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    venv = tmp_path / "venv"
+    command = ["make", f"{venv}/pyvenv.cfg", f"VENV={venv}", f"PYTHON={python}", f"SYSTEM={system}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (venv / "pyvenv.cfg").exists() == made == (done.returncode == 0), done.stdout + done.stderr
+    said = f"Python {pythons()[0]} to {pythons()[-1]}, and {python} is Python {version}.0." in done.stdout
+    assert said == (not made)
+
+
+def test_make_asks_for_megatron_core_where_it_has_a_wheel() -> None:
+    (line,) = re.findall(r"--no-deps '(megatron-core.*)'", (ROOT / "Makefile").read_text())
+    marker = Requirement(line).marker
+    assert marker is not None
+    assert [v for v in pythons() if marker.evaluate({"python_version": v})] == ["3.11", "3.12", "3.13"]
 
 
 def test_pre_commit_has_the_ruff_that_is_pinned() -> None:

@@ -204,8 +204,8 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         The contents of `--save-result`.
     """
     import numpy as np
-    from tqdm import tqdm
 
+    from minimegatron.bars import tqdm
     from minimegatron.serving.http_client import Client
     from minimegatron.serving.load import Sender, goodput_deadlines, run, summarise
     from minimegatron.serving.workload import arrivals

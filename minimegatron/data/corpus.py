@@ -26,8 +26,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
+from minimegatron.bars import tqdm
 from minimegatron.data import hub
 from minimegatron.data.preprocess import preprocess
 from minimegatron.data.publish import Draft, build_once

@@ -59,8 +59,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
+from minimegatron.bars import tqdm
 from minimegatron.data.publish import build_once, publish, read_json, sha256_of, to_json
 from minimegatron.errors import DataError
 

@@ -34,8 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
+from minimegatron.bars import tqdm
 from minimegatron.data.documents import SEPARATOR, ParquetReader, reader_of
 from minimegatron.data.encoding import Encoded, Encoder, Encoding
 from minimegatron.data.indexed import IndexedDatasetBuilder, optimal_dtype

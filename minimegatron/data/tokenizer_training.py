@@ -17,8 +17,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as FastTokenizer
-from tqdm import tqdm
 
+from minimegatron.bars import tqdm
 from minimegatron.data.documents import reader_of
 from minimegatron.data.jsonl import parse_document
 from minimegatron.data.publish import publish, to_json

@@ -205,7 +205,7 @@ def main() -> None:
     """Build the kernels for this CPU, two at a time. Where there is no compiler, say so: torch will compute."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from tqdm import tqdm
+    from minimegatron.bars import tqdm
 
     names = [name for name in sources("cpp") if came_along(name) is None]
     try:
