@@ -23,6 +23,7 @@
 | `record`, `progress`       | what has been passed, kept from one kernel to the next                          |
 | `quiz`, `cards`, `explain` | questions of an interview, and those at the end of a lab                        |
 | `said`                     | what quiz, guesses and verdicts say, in the language of the labs                |
+| `notes`                    | the notes of a verdict, of phrases in that language                             |
 
 | in a check                 |                                                                                 |
 |----------------------------|---------------------------------------------------------------------------------|

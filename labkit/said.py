@@ -4,7 +4,8 @@
     say("todo")                         'not done yet', or in the language of the labs in this folder
 
 The English is here; other languages are in `said.zh.md`, under marks as the translations of labs are, and
-`labkit/languages` checks them. Chinese characters are two columns wide on a terminal: `padded` and `wrapped` count so.
+`labkit/languages` checks them. Words that begin with `note-` are the phrases of notes (`notes`). Chinese characters are
+two columns wide on a terminal: `padded` and `wrapped` count so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ WORDS = {
     "idea": "idea",
     "later": "(the second try shows an idea)",
     "hint": '`hint("{exercise}")` says how',
-    "hidden": "wrong; the inputs and answers of this case stay hidden",
     "first": "run its cell, %%exercise {exercise}, first",
     "as-in": "as in `{case}`",
     "lab": "lab {lab}",
@@ -59,6 +59,48 @@ WORDS = {
     "not-due": "Nothing is due today. --again asks all the same.",
     "until": "Until next time: {right} of {count} answered.",
     "end": "{right} of {count} answered. --list shows how far you are.",
+    # phrases of notes (`notes`), in the order in which they are tried
+    "note-part-way": "{name} is wrong ({way})",
+    "note-part": "{name} is wrong",
+    "note-part-more": ", and {count} more",
+    "note-whole-way": "wrong ({way}); the inputs and answers of this case stay hidden",
+    "note-whole": "wrong; the inputs and answers of this case stay hidden",
+    "note-hidden": "; the inputs and answers of this case stay hidden",
+    "note-way-keys": "keys are missing",
+    "note-way-other-keys": "it has other keys",
+    "note-way-no-dict": "it is no dict",
+    "note-way-none": "it is None",
+    "note-way-no-tensor": "it is no tensor",
+    "note-way-shape": "its shape",
+    "note-way-length": "its length",
+    "note-way-nan": "it holds NaN",
+    "note-changes": "it changes its input `{name}`: compute on a copy",
+    "note-brings": "rank {rank} never waits for its {call}: what it brings may not be there when it is used",
+    "note-never": "rank {rank} never waits for its {call}",
+    "note-overwrites": "rank {rank} writes into what its {call} still sends: first wait for it, or use other memory",
+    "note-no-calls": "it calls {calls}; allowed here: no communication",
+    "note-calls": "it calls {calls}; allowed here: ",
+    "note-ring": "rank {rank} sends to rank {peer}; in this ring it sends to the next rank only, {next}",
+    "note-times": "rank {rank} calls {calls} {count} times, expected {all}",
+    "note-form": "the answer has not the form that was asked for",
+    "note-not-tried": "not tried after that",
+    "note-strided": "with inputs that are not contiguous: ",
+    "note-double": "with inputs of float64: ",
+    "note-smaller": "with a group smaller than the world: ",
+    "note-with": "with {given}: ",
+    "note-every-rank": "every rank: ",
+    "note-rank": "rank {rank}: ",
+    "note-ranks": "ranks {rank}: ",
+    "note-at": "at [{place}]: ",
+    "note-got-keys": "got the keys {got}, expected ",
+    "note-got-items": "got {count} items, expected ",
+    "note-got-dtype": "got dtype {got}, expected ",
+    "note-got-tensor": "got a tensor [{shape}], expected [",
+    "note-got": "got {got}, expected ",
+    "note-differ": " ({count} of {all} differ)",
+    "note-missing": "missing: ",
+    "note-more": "not asked for: ",
+    "note-also": "also wrong: ",
 }
 _CHINESE, _MARKS = "\u2e80-\u9fff\uff00-\uffef", "[，。、；：？！）」』”…]*"
 _TOGETHER = re.compile(rf"\s+|[{_CHINESE}]{_MARKS}|[^\s{_CHINESE}]+{_MARKS}")

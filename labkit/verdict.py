@@ -32,6 +32,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from labkit.notes import in_words
 from labkit.said import WORDS, columns, padded, say
 from labkit.shown import clean
 
@@ -145,9 +146,9 @@ class Verdict:
         return said
 
     def _in_words(self, note: str) -> str:
-        """A note in the language of the labs, if it is one of two sentences; what else differs is shown as it is."""
-        known = (name for name in ("hidden", "first") if note == WORDS[name].format(exercise=self.exercise))
-        return next((say(name, exercise=self.exercise) for name in known), note)
+        """A note in the language of the labs, as far as its phrases are known."""
+        first = note == WORDS["first"].format(exercise=self.exercise)
+        return say("first", exercise=self.exercise) if first else in_words(note)
 
     def __repr__(self) -> str:
         width = max([len(self.exercise) + 16, *(columns(row.what) + 2 for row in self._shown)])

@@ -160,7 +160,7 @@ WORDS = {
         ("从论文出发", "", "| 论文 | 文件（以及论文里的位置） | 实验 |"),
         (
             "从 Megatron-LM 出发",
-            "路径是 Megatron-LM 仓库里的路径；`megatron/core` 之下，是测试拿来对照的那个版本（VERSION）。"
+            "路径都相对于 Megatron-LM 仓库；`megatron/core` 之下，以测试所对照的版本（VERSION）为准。"
             "它有而这个包没有的，不在表里。",
             "| Megatron-LM | 这里 |",
         ),

@@ -106,7 +106,7 @@ def test_a_table_in_chinese_has_straight_columns(monkeypatch: pytest.MonkeyPatch
     assert verdict.points == WRONG.points and WRONG.with_cases(["4 个阶段"]) == WRONG, (
         "a list that does not fit is left out"
     )
-    hidden = Verdict("f", "wrong", 1, (Row("a", 0, 1, WORDS["hidden"]), Row("b", 0, 1, "got 1")))
+    hidden = Verdict("f", "wrong", 1, (Row("a", 0, 1, WORDS["note-whole"]), Row("b", 0, 1, "got 1")))
     assert "保持隐藏" in repr(hidden) and "got 1" in repr(hidden) and "保持隐藏" in hidden._repr_html_()
     lines = repr(Progress("00_mini", [PASSED, WRONG, TODO])).splitlines()
     assert len({columns(line) for line in lines}) == 1 and lines[-1].startswith("  实验 00_mini")

@@ -18,8 +18,11 @@ WRONG = [
     Edit("(ep - 1) * tokens", "ep * tokens", mistake="All-gather: a rank sends its tokens to the P-1 *others*."),
     Edit("row + 5 * experts + row", "row + row", mistake=_ROUTING),
     Edit("5 * experts + row", "4 * experts + row", mistake=_ROUTING),
+    Edit("(row + 4 + row)", "(row + row)", ("row + 5 * experts + row", "row + row"),
+         mistake="That is rows and tokens alone. The weights that go along are missing in both ways, and the flags in "
+         "the all-gather."),
     Edit("5 * experts + row", "5 * k + row"),
-    Edit("(row + 4 + row)", "(row + 8 + row)"),
+    Edit("(row + 4 + row)", "(row + 8 + row)", mistake="All-to-all: the weights go there, and do not come back."),
     Edit("(row + 4 + row)", "(row + element_size + row)"),
     Edit("(ep - 1) / ep * k", "(experts - 1) / experts * k"),
     Edit(_ALLGATHER, "tokens * (row + 5 * experts) + (ep - 1) * tokens * row"),

@@ -23,6 +23,7 @@ WRONG = [
     Edit(_SIGN, f"-{_SIGN}", mistake="An expert with fewer tokens than the mean needs a *larger* bias."),
     Edit(_SIGN, "(counts.mean() - counts)", mistake=_GAP),
     Edit(_SIGN, "(counts.mean() - counts) / counts.sum()", mistake=_GAP),
+    Edit(_SIGN, "(counts.mean() - counts) / counts.mean()", mistake=_GAP),
     Edit(_SIGN, "torch.where(counts > counts.mean(), -1.0, 1.0)", mistake=_EVEN),
     Edit(_SIGN, "torch.where(counts < counts.mean(), 1.0, -1.0)", mistake=_EVEN),
     # all that are as good as the k-th

@@ -3,6 +3,7 @@ from labkit.answers import Edit, Same
 _DENSE = "all_reduce(dense.clone(), dp)"
 _EXPERT = "all_reduce(expert.clone(), edp)"
 _EVERY = "all_reduce(torch.tensor(float(tokens)), dp)"
+_MEANS = "A mean of means: ranks with few tokens count too much."
 _MANY = "The experts are divided once too often, by a number of ranks."
 
 WRONG = [
@@ -23,9 +24,15 @@ WRONG = [
     Edit("edp) / every", "edp) / every / edp.size", mistake=_MANY),
     Edit("edp) / every", "edp) / every * edp.size / dp.size", mistake=_MANY),
     Edit(f"{_DENSE} / every", "all_reduce(dense / tokens, dp) / dp.size",
-         mistake="A mean of means: ranks with few tokens count too much."),
+         mistake=_MEANS),
+    Edit(f"{_DENSE} / every", "all_reduce(dense / tokens, dp) / dp.size",
+         (f"{_EXPERT} / every", "all_reduce(expert / tokens, edp) / edp.size"), mistake=_MEANS),
+    Edit(f"{_DENSE} / every", "all_reduce(dense / tokens, dp) / dp.size",
+         (f"{_EXPERT} / every", "all_reduce(expert / tokens, edp) / dp.size"), mistake=_MEANS),
     Edit("edp) / every", "edp) / every / dp.size"),
-    Edit(_EVERY, "tokens * dp.size"),
+    Edit(_EVERY, "tokens * dp.size",
+         mistake="The divisor is this rank's tokens times the number of ranks. The other ranks have other numbers of "
+         "tokens: sum them."),
     Edit(_EVERY, f"{_EVERY.replace('dp)', 'edp)')} * (dp.size / edp.size)"),
     Edit("edp) / every", f"edp) / ({_EVERY.replace('dp)', 'edp)')} * (dp.size / edp.size))"),
     Edit(_EVERY, _EVERY.replace("dp)", "dp, 'max')")),

@@ -2,6 +2,8 @@ from labkit.answers import Edit, Same
 
 _ORDER = "probs.masked_fill(~map, -1.0).argsort(dim=0, descending=True)"
 _RETURN = "    return probs * kept, kept"
+_NOT_CHOSEN = "Some expert gets tokens that did not choose it: kept means chosen *and* among the heaviest."
+_WEIGHT_0 = "A token may have chosen with the weight 0: it is dropped only where there is no room."
 
 WRONG = [
     Edit(_RETURN, f"    least = probs.gather(0, order)[:capacity][-1]\n    kept = map & (probs >= least)\n{_RETURN}",
@@ -19,8 +21,8 @@ WRONG = [
     Edit(_ORDER, "probs.masked_fill(~map, 2.0).argsort(dim=0)", mistake="Those are the lightest. Keep the heaviest."),
     Edit(_RETURN, f"    kept = kept & (kept == map).all(1, keepdim=True)\n{_RETURN}",
          mistake="A token that one expert drops is dropped by its others, too. Each expert decides for itself."),
-    Edit(" & map", "",
-         mistake="Some expert gets tokens that did not choose it: kept means chosen *and* among the heaviest."),
+    Edit(" & map", "", mistake=_NOT_CHOSEN),
+    Edit(_ORDER, "probs.topk(min(capacity, len(map)), dim=0).indices", (" & map", ""), mistake=_NOT_CHOSEN),
     Edit("probs * kept, kept", "probs, kept", mistake="What is dropped still has its weight: in `probs` it is 0."),
     Edit("probs * kept, kept", "probs * kept, map",
          mistake="`map` must say who is left: rows that are dropped do not travel."),
@@ -34,7 +36,8 @@ WRONG = [
     Edit("    order = probs", "    order = (probs + 10 * (probs == probs.amax(1, keepdim=True)))"),
     # what is dropped gets a gradient
     Edit("probs * kept, kept", "probs - (probs * ~kept).detach(), kept"),
-    Edit("probs * kept, kept", "probs * kept, (probs * kept) > 0"),
+    Edit("probs * kept, kept", "probs * kept, (probs * kept) > 0", mistake=_WEIGHT_0),
+    Edit(" & map", " & (probs > 0)", mistake=_WEIGHT_0),
     Edit("[:capacity]", "[: max(capacity, 2)]"),
     Edit("[:capacity]", "[: min(capacity, len(map) - 1)]",
          mistake="Here an expert never takes all tokens. With room for all of them it drops none."),

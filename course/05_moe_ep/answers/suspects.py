@@ -3,6 +3,7 @@ from labkit.answers import Edit
 _RIGHT = "(mine - right).norm() <= 1e-3 * right.norm()"
 _FACTOR = "(mine * right).sum() / (right * right).sum()"
 _FITS = "(mine - factor * right).norm() <= 1e-3 * (factor * right).norm()"
+_LENGTH = "A norm does not see a direction, or a sign: gradients of the same length may still differ."
 
 WRONG = [
     Edit("            continue", "            found[name] = 1.0\n            continue",
@@ -16,8 +17,8 @@ WRONG = [
          mistake="A gradient may be wrong by its sign, or be 0 where it must not: -1 and 0 are factors, too."),
     Edit(_FITS, _FITS.replace("<=", "<"), mistake="A gradient may be 0 where it must not: 0 is a factor, too."),
     Edit(_RIGHT, "abs(mine.norm() / right.norm() - 1) <= 1e-3", (_FACTOR, "mine.norm() / right.norm()"),
-         (_FITS, "True"),
-         mistake="A norm does not see a direction, or a sign: gradients of the same length may still differ."),
+         (_FITS, "True"), mistake=_LENGTH),
+    Edit(_FACTOR, "mine.norm() / right.norm()", mistake=_LENGTH),
     Edit(f"if {_RIGHT}", "if not (mine - right).norm() > 1e-3 * right.norm()",
          mistake="Every comparison with NaN is false: a gradient that holds NaN passes for right here."),
     Edit("1e-3 * right.norm()", "1e-3",
@@ -33,7 +34,9 @@ WRONG = [
     Edit(_FACTOR, "mine.flatten()[0] / right.flatten()[0]"),
     Edit(_FACTOR, "mine.sum() / right.sum()"),
     Edit(_FACTOR, "mine.abs().max() / right.abs().max()"),
-    Edit(_RIGHT, "torch.allclose(mine, right, rtol=1e-3)"),
+    Edit(_RIGHT, "torch.allclose(mine, right, rtol=1e-3)",
+         mistake="Elements are compared one by one. Right is said of the whole, |got - want| <= 1e-3 |want|: an element "
+         "that should be 0 may be a little off."),
     Edit(_RIGHT, "(mine - right).norm() <= 1e-2 * right.norm()"),
     Edit(_RIGHT, "(mine - right).norm() <= 1e-4 * right.norm()"),
     Edit(_RIGHT, f"right.norm() == 0 or {_RIGHT}"),

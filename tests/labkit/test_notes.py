@@ -1,0 +1,93 @@
+"""Notes in the language of the labs: the phrases of `WORDS` are those that the judge really writes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from labkit.checks import every_wait_follows, sends, untouched
+from labkit.compare import difference
+from labkit.evidence import Call, Evidence
+from labkit.exercises import Answer
+from labkit.notes import in_words
+from labkit.parts import wrong_parts
+from labkit.said import WORDS
+from labkit.settings import Setting
+from minimegatron.commands.my_labs import SAID_IN
+
+HIDDEN = WORDS["note-hidden"]
+ENGLISH = (
+    r"\b(?:got|expected|wrong|differ|stay|hidden|holds|its?|other|with|every|missing|more|calls|never|sends|also)\b"
+)
+
+
+def compared() -> list[str]:
+    big = torch.zeros(12)
+    apart = [
+        (224, 112.0), ([1, 2], [1, 3]), ({"a": 1, "b": 2}, {"a": 2, "b": 2}), ({"a": 1}, {"b": 1}), (big + 1, big),
+        (torch.zeros(2), torch.zeros(3)), (torch.zeros(2).half(), torch.zeros(2)), (list(range(99)), list(range(98))),
+        (["ab" * 20, "b", "d"], ["ab" * 20, "c", "d"]),
+    ]  # fmt: skip
+    want = {"dq": big, "dk": big, "dv": big, "lse": [1, 2], "o": {"p": 1}, "m": big, "l": big, "n": 1}
+    got = {"dq": big[:3], "dk": big * torch.nan, "dv": None, "lse": [1], "o": 3, "m": 3, "l": big + 1, "n": 2}
+    parts = [(got, want), ([1], [1, 2]), ({"a": 1}, {"b": 1}), ({"b": 1, "c": 1}, {"b": 1}), (1, 2)]
+    return [str(difference(*pair)) for pair in apart] + [f"{wrong_parts(*pair)}{HIDDEN}" for pair in parts]
+
+
+def judged() -> list[str]:
+    call = Call("send", 8, 0, 3)
+    answer = Answer(None, [{}, {}], [Evidence((call,)), Evidence()])
+    judges = (sends(), sends("recv"), sends("send", to_the_next=True), sends("send", times=2), every_wait_follows)
+    said = [judge(answer) for judge in judges]
+    overwritten = Answer(None, [{}], [Evidence((Call("send", 8, 0, 3, overwritten=True),))])
+    return [sentence for sentence in (*said, untouched(overwritten)) if sentence]
+
+
+def written() -> list[str]:
+    """Notes as the judge's own functions write them, and with what `deciding` and `playing` put before."""
+    before = [*(Setting(**{way: True}).said for way in ("strided", "double", "smaller")), "with n=3, tp=2"]
+    return [
+        *compared(), *judged(), *(f"{setting}: every rank: {note}" for setting in before for note in compared()[:2]),
+        *(f"{who}: {note}" for who in ("rank 0", "ranks 0 to 2") for note in compared()),
+        "it changes its input `x`: compute on a copy",
+        "rank 0 never waits for its send: what it brings may not be there when it is used",
+    ]  # fmt: skip
+
+
+def test_in_english_a_note_is_unchanged() -> None:
+    assert len(written()) > 50
+    for note in written():
+        assert in_words(note) == note
+
+
+def test_in_chinese_only_names_and_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAID_IN, "zh")
+    for note in written():
+        assert not re.findall(ENGLISH, in_words(note)), (note, in_words(note))
+    assert (
+        in_words(f"rank 0: dq is wrong (its shape){HIDDEN}") == "rank 0：dq 不对（形状）；这个用例的输入和答案保持隐藏"
+    )
+    assert in_words("at [0, 1]: got 1.0, expected 4.0 (12 of 16 differ)") == (
+        "位置 [0, 1]：得到 1.0，应为：4.0（16 个中有 12 个不同）"
+    )
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "ValueError: got 3, expected 4 (line 2: raise)",
+        "out is wrong: it is o, which is still to be divided by l",
+        "RuntimeError: rank 0: it calls x; allowed here: no communication",
+        "some other sentence of a lab's judge",
+    ],
+)
+def test_errors_and_a_labs_own_judges_are_shown_as_they_are(note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAID_IN, "zh")
+    assert in_words(note) == note
+
+
+def test_values_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAID_IN, "zh")
+    assert in_words("got 'a is wrong', expected 'rank 0: b'") == "得到 'a is wrong'，应为：'rank 0: b'"
