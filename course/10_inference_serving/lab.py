@@ -331,10 +331,11 @@ seats({"static batches": by_batches}, 4)
 
 # %% [markdown]
 # Sequences share nothing but the step. So when one is complete, the next can take its place in the very next step:
-# *continuous batching*. And a step need not be all prompts or all answers. A sequence has `tokens`, of which
-# `computed` have their keys and values in pages. A sequence that generates lacks one, its newest token; a prompt that
-# has just come lacks all of its tokens. Both are the same thing: tokens that are not computed yet. A step computes up
-# to `budget` of them, and a long prompt takes several steps, in *chunks*, while others get their tokens.
+# *continuous batching*. And a step need not be all prompts or all answers. Two counts say
+# how far a sequence is: `tokens`, how many tokens it has, those of the prompt and those of the answer so far, and
+# `computed`, how many of these have their keys and values in pages. A sequence that generates lacks one, its newest
+# token; a prompt that has just come lacks all of its tokens. Both are the same thing: tokens that are not computed yet.
+# A step computes up to `budget` of them, and a long prompt takes several steps, in *chunks*, while others get their tokens.
 #
 # The rules, those of minimegatron's engine:
 #
@@ -358,13 +359,17 @@ seats({"static batches": by_batches}, 4)
 #
 # **Exercise.** Return the plan of a step: `preempted`, the names in the order in which they lose their pages;
 # `chunks`, (name, how many tokens) in the order above, without those that get none. `running` is sorted, the oldest
-# first, `waiting` by arrival. A row has `name`, `tokens`, `computed` and `pages`, how many it has; those that wait
-# have none.
+# first, `waiting` by arrival. A row is a dict with a `name` and three counts: `tokens`, how many tokens the sequence has;
+# `computed`, how many of them have their keys and values; `pages`, how many pages it holds. Those that wait have
+# `computed` 0 and `pages` 0. `budget`, `seats`, `free` and `size` are numbers, too.
 
 # %%
 # %%exercise schedule
 def schedule(running: list[dict], waiting: list[dict], budget: int, seats: int, free: int, size: int) -> dict:
-    """{"preempted": [], "chunks": [("a", 1), ("b", 1), ("c", 4)]} in the example."""
+    """Rows are {"name": "a", "tokens": 9, "computed": 8, "pages": 2}: counts, not lists.
+
+    {"preempted": [], "chunks": [("a", 1), ("b", 1), ("c", 4)]} in the example.
+    """
     ### BEGIN SOLUTION
     chunks, preempted, left = [], [], list(running)
     for one in running:
@@ -405,8 +410,8 @@ check("schedule")
 # came before) guesses the next k tokens. The model computes all of them in one pass, which gives its own distribution
 # at each of their places, and at one more. Then it accepts those that it might have said itself.
 #
-# The answers must stay as they were, word for word as likely. The proposer draws its token x from q; the model has p at
-# this place. Some words q proposes too often, others too seldom. So a proposal is accepted with a certain chance, as
+# The answers must stay as they were, word for word as likely. The proposer draws its token x with
+# the probabilities q; at this place the model has the probabilities p. Some words q proposes too often, others too seldom. So a proposal is accepted with a certain chance, as
 # often as can be, and where it is not, another token is drawn. In the end each word x must come with p(x), whatever q
 # is. With which chance do you accept a word that is proposed too often? And one that is not? Then add up how likely
 # each word is so far: which are still lacking, and how much of each?
@@ -423,8 +428,8 @@ check("schedule")
 #
 # The answer gets the tokens 0 and 1.
 #
-# **Exercise.** Return the tokens that the answer gets. `proposed` has k tokens, `p` [k + 1, V] and `q` [k, V] are
-# shares. `u` and `v` are random numbers between 0 and 1: proposal i is accepted if its chance is above `u[i]`, and
+# **Exercise.** Return the tokens that the answer gets. `proposed` has k tokens. `p` [k + 1, V] and `q` [k, V] are
+# probabilities, not logits: each row adds up to 1. `u` and `v` are random numbers between 0 and 1: proposal i is accepted if its chance is above `u[i]`, and
 # what is drawn at place i is `draw(weights, v[i])`. The weights for `draw` need not add up to 1.
 
 # %%
@@ -441,7 +446,7 @@ def draw(weights: torch.Tensor, number: float) -> int:
 def verify(
     p: torch.Tensor, q: torch.Tensor, proposed: list[int], u: list[float], v: list[float]
 ) -> list[int]:
-    """[0, 1] in the example; 1 to k + 1 tokens."""
+    """Probabilities p [k + 1, V] and q [k, V], not logits -> 1 to k + 1 tokens; [0, 1] in the example."""
     ### BEGIN SOLUTION
     tokens = []
     for i, token in enumerate(proposed):

@@ -629,8 +629,9 @@ guessed("useful", round(100 * (1 - 0.02**8 - 0.98**8), 1), "of 100")
 #
 # > loss = - min( r A, clip(r, 1 - low, 1 + high) A )
 #
-# For A > 0 the gain ends at 1 + high, for A < 0 at 1 - low: a token whose ratio is beyond has no gradient, unless it is
-# on the wrong side. At the first update r is 1 and the gradient with respect to log π(y) is -A. If a program takes r from two
+# For A > 0 the loss is flat where r > 1 + high: the token has become likely enough, and has no gradient there. For A < 0 it
+# is flat where r < 1 - low. The other side is not clipped: a token with A > 0 that has become less likely, or one with
+# A < 0 that has become likelier, keeps its gradient, however far r has moved. At the first update r is 1 and the gradient with respect to log π(y) is -A. If a program takes r from two
 # *detached* numbers, r is 1, the loss is the same to the last digit, and there is no gradient at all.
 #
 # GSPO has one ratio for an answer, the geometric mean of its tokens' ratios: then it is answers that are clipped. What
@@ -1193,9 +1194,11 @@ bars_of_rows({name: [value for values in found for value in values] for name, fo
 
 # %% [markdown]
 # Such an answer is drawn by a model that does not exist: its first pages from one set of weights, the rest from another. The
-# trainer then learns from a ratio that is wrong by what the weights have moved, which grows with every rollout. This bug
-# was in six public frameworks in 2025 and 2026; in one of them the norm of the gradient grew from 8 to 136. What found it
-# was never the reward. It was a line in the log with |log π - log π|, or nobody.
+# trainer then learns from a ratio that is wrong by what the weights have moved, which grows with every rollout. Frameworks
+# have had this bug: issue 9744 of vLLM asks for a way to empty its cache after new weights (2024), pull request 3640 of
+# ms-swift empties it (2025), and pull requests 2270 of prime-rl and 4018 of NeMo RL (2026) tell of trainer and engine whose
+# log-probabilities moved apart from step to step. The reward shows it late. A line of the log with the mean of
+# |log π - log π engine| shows it in the first rollout that finds an old page.
 #
 # ## 7 · Explain
 #

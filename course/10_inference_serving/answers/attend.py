@@ -21,9 +21,17 @@ WRONG = [
     Edit("> torch.arange", ">= torch.arange", mistake="A new token sees itself, too, and the new ones before it."),
     Edit(" / math.sqrt(d)", "", mistake="The scores are not divided by the square root of d."),
     Edit("math.sqrt(d)", "d", mistake="The scores are divided by d, not by its square root."),
-    Edit("= k[i], v[i]", "= v[i], k[i]"),
-    Edit("keys[table]", "keys[sorted(table)]"),
-    Edit("size = keys.shape[1]", "size = keys.nan_to_num_(0.0).shape[1]\n    values.nan_to_num_(0.0)"),
+    Edit("math.sqrt(d)", "math.sqrt(size)", mistake="The scores are not divided by the square root of d."),
+    Edit("size = keys.shape[1]", "size = keys.shape[1]\n    keys, values = keys.clone(), values.clone()", mistake="The pages themselves must be changed, in place: here a copy gets the new keys and values."),
+    Edit("torch.arange(kept, kept + n)", "torch.arange(n)", mistake="New token i stands at place kept + i, and sees all places up to there."),
+    Edit("table[(kept + i) // size]", "table[kept // size]", mistake="The new tokens may go on in the next page: each one's own place says which page it is."),
+    Edit("scores.softmax(-1)", "scores.softmax(0)", mistake="The softmax is over the keys: the weights of each new token add up to 1."),
+    Edit("values[table].flatten", "keys[table].flatten", mistake="The output is a mean of values, not of keys."),
+    Edit("masked_fill(hidden, -math.inf)", "masked_fill(hidden, 0.0)", mistake="A score of 0 has a weight all the same: what is hidden gets minus infinity."),
+    Edit("= k[i], v[i]", "= v[i], k[i]", mistake="Keys are written where values belong, and values where keys belong."),
+    Edit("keys[table]", "keys[sorted(table)]", mistake="The pages are read in the order of the table: it is that of the tokens."),
+    Edit("size = keys.shape[1]", "size = keys.nan_to_num_(0.0).shape[1]\n    values.nan_to_num_(0.0)", mistake="Other rows belong to somebody else: nothing may be written there."),
+    Edit("(kept + i) % size\n", "kept % size + i\n", told="modulo the page size"),
 ]
 
 

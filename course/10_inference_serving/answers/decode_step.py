@@ -5,6 +5,7 @@ _PAGES = '(gpu["memory"] - weights) // (page * token)'
 _MAX = 'max(read / gpu["bandwidth"], flops / gpu["flops"])'
 _TOKEN = "Each token leaves a key and a value, two vectors, in each group of every layer."
 _BUSY = "The products are done for each sequence's token: with many of them they take longer than the reads."
+_BYTES = "The numbers of the cache and of the weights are counted here; each of them takes `bytes` bytes."
 
 WRONG = [
     Edit("token = 2 *", "token =", mistake=_TOKEN),
@@ -21,8 +22,16 @@ WRONG = [
     Edit(_PAGES, 'gpu["memory"] // (page * token)', mistake="The weights lie in the same memory."),
     Edit("pages // -(-length // page)", '(gpu["memory"] - weights) // (length * token)', mistake="A sequence takes whole pages: its last page is taken, however full it is."),
     Edit("pages // -(-length // page)", "pages // max(1, length // page)", mistake="The last page, which is not full, is taken as well."),
-    Edit("pages // -(-length // page)", "pages // (length // page + 1)"),
-    Edit(_MAX, 'flops / gpu["flops"]'),
+    Edit('"rate": sequences / seconds', '"rate": sequences * length / seconds', mistake="A step makes one token for each sequence."),
+    Edit(_MAX, _MAX.replace("max", "min"), mistake="Reading and computing go on at the same time: the longer of the two counts."),
+    Edit('model["d"] * model["bytes"]', 'model["d"]', mistake=_BYTES),
+    Edit('weights = model["parameters"] * model["bytes"]', 'weights = model["parameters"]', mistake=_BYTES),
+    Edit("sequences * length * token", "sequences * (length + 1) * token", mistake="A sequence has `length` tokens: the keys and values of just these are read."),
+    Edit(_MANY, f"{_MANY} * length", mistake="The products are done for the newest token of each sequence alone: what the earlier ones left lies in the cache."),
+    Edit(_MAX, 'flops / gpu["flops"]', mistake="The reads are left out: with few sequences they take longer than the products."),
+    Edit('"most": most', '"most": pages', mistake="`most` counts sequences, not pages."),
+    Edit("pages // -(-length // page)", '(gpu["memory"] - weights) / (-(-length // page) * page * token)', mistake="Only whole sequences fit: round down."),
+    Edit("pages // -(-length // page)", "pages // (length // page + 1)", mistake="Where the last page is just full, no further page is taken."),
 ]
 
 EQUIVALENT = [

@@ -4,6 +4,8 @@ _VALUE = 'if abs(value - scored[i]) > 1e-3:\n            return ("memory", i)\n'
 _TOKEN = 'if served["tokens"][i] != alone["tokens"][i]:\n            return ("draw", i)\n'
 _ALL = 'enumerate(served["log_probs"])'
 _BOTH = "A value can be wrong in two ways: too high, or too low."
+_VALUES = "A value may be wrong where the token is the right one: compare the values at every place, too."
+_PAIR = "Where nothing differs the answer is the pair ('right', None)."
 
 WRONG = [
     Edit("- scored[i]", '- alone["log_probs"][i]', mistake="Behind another token the values of the request alone are those of another text: compare with `scored`."),
@@ -24,8 +26,20 @@ WRONG = [
         mistake="The first difference counts, be it a value's or a token's.",
     ),
     Edit('("memory", i)', '("draw", i )', ('("draw", i)', '("memory", i)'), mistake="The names are exchanged: a wrong draw leaves the values right."),
-    Edit('", i)', '", i + 1)'),
-    Edit("> 1e-3", "> 1e-2"),
+    Edit('", i)', '", i + 1)', mistake="Places are counted from 0."),
+    Edit("> 1e-3", "> 1e-2", mistake="Values that differ by more than 1e-3 are different; here some of them pass."),
+    Edit("> 1e-3", "> 1e-3 * abs(value)", mistake="The difference itself is compared with 1e-3, not its share of the value."),
+    Edit(f"        {_VALUE}", "", mistake=_VALUES),
+    Edit(
+        f"        {_VALUE}        {_TOKEN}",
+        f"        {_TOKEN}".replace('return ("draw", i)', 'return ("memory" if abs(value - scored[i]) > 1e-3 else "draw", i)'),
+        mistake=_VALUES,
+    ),
+    Edit("value - scored[i]", 'alone["log_probs"][i] - scored[i]', mistake="`scored` belongs to the answer as it was served: compare it with the values of `served`."),
+    Edit('("right", None)', '"right"', mistake=_PAIR),
+    Edit('("right", None)', '("right", -1)', mistake=_PAIR),
+    Edit('("right", None)', '("right", 0)', mistake=_PAIR),
+    Edit('("right", None)', '("right", len(scored))', mistake=_PAIR),
 ]
 
 EQUIVALENT = [

@@ -4,6 +4,7 @@ _KEY = "tuple(tokens[:end])"
 _ALONE = "tuple(tokens[end - self.size : end])"
 _KEEP = "range(self.size, len(tokens) + 1, self.size)"
 _KNOWN = "range(self.size, len(tokens), self.size)"
+_LESS = "Only the last token must be left to compute; here a page is left out that could be used."
 
 WRONG = [
     Edit(_KEY, _ALONE, mistake="Equal tokens in a page are not enough: from the second layer on its keys depend on all tokens before them."),
@@ -12,10 +13,6 @@ WRONG = [
         f"in {_KNOWN}", "in range(self.size, len(tokens) + 1, self.size)",
         mistake="If all tokens are found nothing is left to compute, and the answer's first token comes out of the last one.",
     ),
-    Edit(
-        _KEEP, "range(self.size, len(tokens) + self.size, self.size)", (_KNOWN, "range(self.size, len(tokens) + self.size, self.size)"),
-    ),
-    Edit("                break\n", "                continue\n", ("pages.append(page)", "pages.append(page)")),
     Edit("self.pages.setdefault(" + _KEY + ", page)", f"self.pages[{_KEY}] = page", mistake="Of two pages with the same contents the one that was there first stays."),
     Edit("if known != page", "if False", mistake="One page is forgotten, not all."),
     Edit("self.pages = {key: known for key, known in self.pages.items() if known != page}", "pass", mistake="A page that is forgotten gets other contents: it must not be found any more."),
@@ -26,10 +23,17 @@ WRONG = [
         mistake="A copy is forgotten here, and with it the older page, which has the same contents and is still there.",
     ),
     Edit("zip(" + _KEEP + ", pages)", "zip(" + _KEEP + ", pages[:1])"),
-    Edit("pages.append(page)", "pages.insert(0, page)"),
     Edit("return pages", "return pages[-1:]"),
     Edit("return pages", "return len(pages)"),
-    Edit(f"in {_KNOWN}", "in range(self.size, len(tokens) - self.size, self.size)"),
+    Edit(
+        _KEEP, "range(self.size, len(tokens) + self.size, self.size)", (_KNOWN, "range(self.size, len(tokens) + self.size, self.size)"),
+        mistake="A page that is not full is not shared: its owner still writes into it.",
+    ),
+    Edit("                break\n", "                continue\n", mistake="A page is of use only if all pages before it are there: stop at the first that is not known."),
+    Edit(f"in {_KNOWN}", "in range(self.size, len(tokens) - self.size, self.size)", mistake=_LESS),
+    Edit(f"in {_KNOWN}", "in range(self.size, (len(tokens) // self.size - 1) * self.size + 1, self.size)", mistake=_LESS),
+    Edit("pages.append(page)", "pages.insert(0, page)", mistake="The pages stand in the order of the tokens, the first one first."),
+    Edit(f"setdefault({_KEY}, page)", "setdefault(tokens[:end], page)", told="a tuple can"),
 ]
 
 EQUIVALENT = [Same("line 9: 2 for 1", "a beginning that ends inside of a page is never asked for")]

@@ -3,6 +3,8 @@ from labkit.answers import Edit, Same
 _RUNS = 'min(one["tokens"] - one["computed"], budget)'
 _PAGES = "Admitted is who finds pages for all its tokens and for the next one, whatever its chunk is."
 _SEATS = "There are only so many seats; those that were admitted in this step have some of them."
+_WHILE = "while free < more and one in left:"
+_ONCE = "One preempted sequence may not give back pages enough: it goes on until there are enough."
 
 WRONG = [
     Edit(
@@ -24,10 +26,20 @@ WRONG = [
     Edit("            break\n", "            continue\n", mistake="One that does not fit makes those behind it wait: else it may wait for ever."),
     Edit("len(left) == seats or ", "", mistake=_SEATS),
     Edit("        left.append(one)\n", "", mistake=_SEATS),
-    Edit('            free += newest["pages"]\n', ""),
-    Edit(_RUNS, 'one["tokens"] - one["computed"]'),
-    Edit("budget - count\n            chunks", "budget\n            chunks"),
-    Edit("preempted.append(", "preempted.insert(0, "),
+    Edit('            free += newest["pages"]\n', "", mistake="The pages of a preempted sequence are free at once."),
+    Edit(_RUNS, 'one["tokens"] - one["computed"]', mistake="The budget limits those that run, too."),
+    Edit("budget - count\n            chunks", "budget\n            chunks", mistake="The tokens of those that run are taken from the budget."),
+    Edit("preempted.append(", "preempted.insert(0, ", mistake="The names stand in the order in which pages are lost: the newest first."),
+    Edit('(one["computed"] + count) // size)', '(one["computed"] + count + 1) // size)', mistake="One that runs takes pages for the tokens that it computes now; only of those that wait room for the next one is asked."),
+    Edit('-(-(one["computed"] + count) // size)', '-(-one["tokens"] // size)', mistake="One that runs takes pages for its chunk, not for all of its tokens."),
+    Edit(_WHILE, "while free < more and left:", ("if one in left:", "if free >= more:"), mistake="A sequence that has lost its pages is not computed in this step."),
+    Edit(_WHILE, "while free < more and left[-1] is not one:", ("if one in left:", "if one in left and free >= more:"), ("while free < more and left[-1]", "while one in left and free < more and left[-1]"), mistake="If the sequence itself is the newest, it gives back its own pages."),
+    Edit("        if count == 0:\n            continue\n", "", mistake="Those that get no tokens do not stand in the plan."),
+    Edit('-(-(one["computed"] + count) // size)', '(one["computed"] + count) // size', mistake="A page that is begun is taken whole: round up."),
+    Edit("free, budget = free - more, budget - count", "budget = budget - count", mistake="Pages that are taken are no longer free for the next one."),
+    Edit(_WHILE, "if free < more and one in left:", mistake=_ONCE),
+    Edit(_WHILE, "if free < more and one in left:", ("if one in left:\n", "if one in left and free >= more:\n"), mistake=_ONCE),
+    Edit('one["tokens"] - one["computed"]', 'len(one["tokens"]) - one["computed"]', told="numbers, not lists"),
 ]
 
 EQUIVALENT = [

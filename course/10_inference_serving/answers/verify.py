@@ -23,14 +23,26 @@ WRONG = [
     Edit("draw(p[len(proposed)]", "draw(p[len(proposed) - 1]", mistake="The token after all proposals has the last row of p."),
     Edit("clamp(min=0), v[i])", "clamp(min=0), u[i])", mistake="u has decided the verdict; the draw has a number of its own."),
     Edit("v[len(proposed)]", "v[0]", ("clamp(min=0), v[i])", "clamp(min=0), v[0])"), mistake="Each place has its own number in v."),
-    Edit(_LEFT, "q[i]"),
-    Edit("(p[i] - q[i])", "(q[i] - p[i])"),
-    Edit(">= p", "< p"),
-    # draws of the model alone
+    Edit(_LEFT, "p[i] - q[i]", mistake="Where q is above p nothing is left to draw."),
+    Edit(_LEFT, "q[i]", mistake="After a rejection this draws from q: what q likes comes too often, and what it never says never comes."),
+    Edit("(p[i] - q[i])", "(q[i] - p[i])", mistake="The difference is the wrong way round: lacking is what p has more of than q."),
+    Edit(">= p", "< p", mistake="The verdict is the wrong way round: what has to be rejected is accepted here."),
     Edit(
         f"if {_VERDICT}:\n            {_REJECTED}\n        tokens.append(token)",
         "tokens.append(draw(p[i], v[i]))\n        if tokens[-1] != token:\n            return tokens",
+        mistake="This draws from p and compares with the proposal: then a proposal is accepted with the chance p, less often than can be.",
     ),
+    Edit("    tokens = []", "    tokens = []\n    p, q = p.softmax(-1), q.softmax(-1)", mistake="p and q are probabilities already, not logits."),
+    Edit(_VERDICT, "u[i] >= (p[i, token] - q[i, token]).exp()", mistake="p and q are probabilities, not their logarithms: the chance is p of the token divided by q of it."),
+    Edit(f"draw({_LEFT}", "draw((p[i + 1] - q[i]).clamp(min=0)", mistake="The token in place of a rejected one stands at the same place: row i of p."),
+    Edit(_REJECTED, f"return [*tokens, token, draw({_LEFT}, v[i])]", mistake="The rejected token is no part of the answer."),
+    Edit(f"draw({_LEFT}, v[i])", "int((p[i] - q[i]).argmax())", mistake="The token is drawn, by v; here it is always the likeliest."),
+    Edit(
+        "    tokens = []", "    tokens, chance = [], 1.0",
+        (f"        if {_VERDICT}", "        chance *= float(p[i, token] / q[i, token])\n        if u[i] >= chance"),
+        mistake="Each place has a chance of its own, p over q there: it is not multiplied by those of the places before.",
+    ),
+    Edit(_VERDICT, "(1 - u[i]) * q[i, token] >= p[i, token]", mistake="A proposal is accepted if its chance is above u; here it is compared with 1 - u."),
 ]
 
 

@@ -75,7 +75,11 @@ ATTEND = Exercise(
             lambda draw: _some(draw, kept=0, new=5, size=2), lambda draw: _some(draw, kept=3, new=6, size=4),
             lambda draw: _some(draw, kept=6, new=3, size=3, spare=1)]),
     ],
-    errors={"out of range": "A token's page is its place divided by the page size; only then the table is asked."},
+    errors={
+        "out of range": "A token's page is its place divided by the page size; only then the table is asked.",
+        "out of bounds for dimension 1": "The row is the token's place modulo the page size: behind a full page "
+        "it is row 0 of the next one.",
+    },
     idea="Token j of the sequence: which entry of the table, and which row of that page?",
     hint="For the new token i: j = kept + i; keys[table[j // size], j % size] = k[i]. Then keys[table].flatten(0, 1)"
     "[: kept + n] are all keys in order; mask places beyond j; softmax(q k^T / sqrt(d)) v.",

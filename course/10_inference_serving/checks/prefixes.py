@@ -93,7 +93,10 @@ PREFIXES = Exercise(
             {"size": 1, "calls": [["keep", [5, 5, 5], [1, 2, 3]], ["known", [5, 5, 5, 5]], ["known", [5]]]},
             lambda draw: _some(Draw(f"{draw.integer(0, 9)}"))]),
     ],
-    errors={"KeyError": "A page that is forgotten may never have been known: it was not full, or a copy."},
+    errors={
+        "KeyError": "A page that is forgotten may never have been known: it was not full, or a copy.",
+        "unhashable": "A list cannot be the key of a dict; a tuple can.",
+    },
     idea="Two questions: what do the keys in a page depend on, and what is the first token of an answer made of?",
     hint="A dict from the whole beginning, tuple(tokens[:end]) for end = size, 2 size, ..., to the page. keep: "
     "setdefault for each full page. known: from the front, while end < len(tokens) and the beginning is there. "

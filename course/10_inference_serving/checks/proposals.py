@@ -56,6 +56,10 @@ _P = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.125, 0.375, 0.5]], d
 _Q = torch.tensor([[0.5, 0.5, 0.0], [0.75, 0.25, 0.0]], dtype=torch.float64)
 _EXAMPLE = {"p": _P, "q": _Q, "proposed": [0, 0], "u": [0.9, 0.6], "v": [0.1, 0.4, 0.7]}
 _ALL = {"p": _P, "q": _Q, "proposed": [0, 1], "u": [0.9, 0.6], "v": [0.1, 0.4, 0.7]}
+_HALVES = {  # each is accepted with the chance 1/2, the second whatever became of the first
+    "p": torch.tensor([[0.25, 0.75], [0.25, 0.75], [0.5, 0.5]], dtype=torch.float64),
+    "q": torch.full((2, 2), 0.5, dtype=torch.float64), "proposed": [0, 0], "u": [0.4, 0.4], "v": [0.5, 0.5, 0.3],
+}  # fmt: skip
 
 
 VERIFY = Exercise(
@@ -67,7 +71,7 @@ VERIFY = Exercise(
         Case("other proposals", _some, points=2, hidden=True, draws=12, fixed=[
             lambda draw: _refused(draw, 0), lambda draw: _refused(draw, 1), lambda draw: _refused(draw, 2),
             lambda draw: _some(draw, k=1), lambda draw: _some(draw, k=4, near=2.0), lambda draw: _some(draw, k=0),
-            {"p": _P, "q": _Q, "proposed": [1, 1], "u": [0.55, 0.1], "v": [0.5, 0.2, 0.3]}]),
+            {"p": _P, "q": _Q, "proposed": [1, 1], "u": [0.55, 0.1], "v": [0.5, 0.2, 0.3]}, _HALVES]),
         Case("a proposer that is as good as the model", _same_shares, hidden=True),
     ],
     errors={"IndexError": "There is one row of p more than proposals; q, proposed and u have one for each."},

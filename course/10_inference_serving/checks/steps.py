@@ -98,7 +98,9 @@ _FIXED_SCARCE = [
     _state([(13, 12), (5, 4), (9, 8)], [1], 8, 4, 0, 4),  # the last one's two pages are enough for both
     _state([(9, 8), (9, 8), (3, 2)], [1], 8, 4, 0, 4),  # one page: a, not b, which goes itself
     _state([(9, 8), (5, 4), (5, 4), (5, 4)], [], 8, 4, 1, 4),
-    _state([(8, 4), (5, 4), (5, 4)], [1], 8, 4, 0, 2),  # two pages: two have to go
+    _state([(8, 4), (5, 4), (5, 4)], [1], 8, 4, 0, 2),  # two pages: those of the newest are enough
+    _state([(8, 4), (3, 2), (3, 2)], [1], 8, 4, 0, 2),  # two pages: two have to go
+    _state([(13, 4), (9, 8), (4, 3), (5, 4), (5, 4)], [], 12, 8, 0, 4),  # three pages: three have to go
     _state([(4, 3), (9, 8)], [1, 1], 8, 8, 0, 4),
     _state([(21, 4), (8, 7)], [1], 8, 4, 1, 4),  # a chunk whose pages are another's
     _state([(20, 4), (5, 4)], [1], 4, 4, 1, 4),  # no budget, so no page is wanted
@@ -107,6 +109,7 @@ _FIXED_SCARCE = [
     _state([(12, 4), (4, 3), (3, 2)], [], 12, 4, 1, 4),  # what was free counts, too
 ]  # fmt: skip
 
+_COUNTS = "A row's tokens, computed and pages are counts, and so are budget, seats, free and size: numbers, not lists."
 SCHEDULE = Exercise(
     "schedule",
     reference=schedule,
@@ -117,7 +120,12 @@ SCHEDULE = Exercise(
         Case("other steps, pages run out", _tight, points=2, hidden=True, fixed=[
             *_FIXED_SCARCE, lambda draw: _some(draw, scarce=True)]),
     ],
-    errors={"KeyError": "A row has the keys name, tokens, computed and pages."},
+    errors={
+        "KeyError": "A row has the keys name, tokens, computed and pages.",
+        "type 'int' has no len()": _COUNTS,
+        "'int' object is not iterable": _COUNTS,
+        "'int' object is not subscriptable": _COUNTS,
+    },
     idea="First those that run, oldest first; then those that wait, until one of four things is used up.",
     hint="For each that runs: count = min(tokens - computed, budget); more = ceil((computed + count) / size) - pages; "
     "while free < more: pop the last of those that run, add its pages to free. Then, if nobody was preempted, for each "

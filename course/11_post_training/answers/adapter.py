@@ -2,6 +2,11 @@ from labkit.answers import Edit
 
 _C = "u = copy_to_region(F.linear(x, a), tp)\n    return scale * F.linear(u, b)"
 _R = "u = reduce_from_region(F.linear(x, a), tp)\n    return scale * F.linear(u, b)"
+_PLAIN = "return scale * F.linear(F.linear(x, a), b)"
+_F_FIRST = "return scale * F.linear(F.linear(copy_to_region(x, tp), a), b)"
+_F_LAST = "return copy_to_region(scale * F.linear(F.linear(x, a), b), tp)"
+_G_LAST = "return reduce_from_region(scale * F.linear(F.linear(x, a), b), tp)"
+_AROUND = "In both layers y is right and a gradient is a share. Column: the sum comes in front of A, so A's is. Row: it comes behind B, so B's is."
 
 WRONG = [
     Edit(_C, "return scale * F.linear(F.linear(x, a), b)",
@@ -28,6 +33,13 @@ WRONG = [
          mistake="Row: B's gradient is complete on each rank; it is summed once too often."),
     Edit("return scale * F.linear(u, b)", "return F.linear(u, b)", mistake="What is added is scaled by alpha / r."),
     Edit(_R, _R.replace("scale *", "scale / tp.size *"), mistake="Row: the shares are added up, not averaged."),
+    Edit(_C, _PLAIN, (_R, _PLAIN), mistake="In both layers no sum is made. Column: the gradient of u is a share on each rank. Row: u itself is one."),
+    Edit(_C, _F_FIRST, (_R, _G_LAST), mistake=_AROUND),
+    Edit(_C, _PLAIN, (_R, _G_LAST), mistake="Column: no sum is made, and the gradients of A and x are shares. Row: y is right, but the sum stands behind B, whose gradient is a share."),
+    Edit(_C, _F_LAST, (_R, _G_LAST), mistake="In both layers the sum stands behind B. Column: there each rank has outputs of its own. Row: y is right, but B's gradient is a share."),
+    Edit(_C, _F_FIRST, (_R, _PLAIN), mistake="Column: the sum comes in front of A, whose gradient is then a share. Row: no sum is made, and what is added is a share."),
+    Edit("copy_to_region(F.linear(x, a), tp)", "XX(F.linear(x, a), tp)", ("reduce_from_region(F.linear(x, a), tp)", "copy_to_region(F.linear(x, a), tp)"), ("XX", "reduce_from_region"),
+         mistake="f and g are exchanged: beside a column layer u's gradient is summed, beside a row layer u itself."),
 ]
 
 

@@ -16,7 +16,11 @@ WRONG = [
     Edit("18 * rank + 2 * frozen", "18 * (rank + frozen)", mistake="A frozen number has neither gradient nor moments."),
     Edit("18 * rank + 2 * frozen", "20 * rank + 2 * frozen", mistake="The 18 bytes of a trained parameter have its bf16 weight in them already."),
     Edit('matrix["o"] * matrix["i"] // tp', 'matrix["o"] * matrix["i"]', mistake="tp cuts the frozen matrix: a rank holds its part."),
-    Edit("18 * rank", "16 * rank"),
+    Edit("18 * rank", "16 * rank", mistake="A trained parameter needs 18 bytes: its bf16 weight, and gradient, weight and two moments in fp32."),
+    Edit('matrix["parts"] * r * matrix["i"], matrix["o"] * r', 'matrix["parts"] * r * matrix["o"], matrix["i"] * r', mistake="A reads the input: its rows have i numbers. B has a row for each of the o outputs."),
+    Edit('matrix["o"] * r', 'matrix["o"] // matrix["parts"] * r', mistake="B has o rows: o counts the outputs of all parts."),
+    Edit('frozen += matrix["o"]', 'frozen += matrix["parts"] * matrix["o"]', mistake="The packed matrix has o rows already: o counts the outputs of all parts."),
+    Edit("18 * rank + 2 * frozen", "(18 * rank + 2 * frozen) // tp", mistake="What tp cuts has been divided by tp already; what every rank holds whole is not divided."),
 ]
 
 _DIVIDES = "tp divides everything that is cut"

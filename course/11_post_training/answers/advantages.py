@@ -1,4 +1,5 @@
 from labkit.answers import Edit
+_SMALL = "To the standard deviation itself 0.0001 is added."
 
 WRONG = [
     Edit("group.mean()", "rewards.mean()", mistake="An answer is compared with the others to its own prompt, not with the whole batch."),
@@ -12,7 +13,12 @@ WRONG = [
     Edit("        if n < 2:\n            continue\n", "", mistake="With one answer there is no deviation, and there are no others: its advantage is 0."),
     Edit("            continue", "            break", mistake="A lonely answer has advantage 0; the groups behind it have theirs all the same."),
     Edit("prompts.unique()", "prompts.unique()[1:]"),
-    Edit("return found", "return -found"),
+    Edit("(group.std() + 1e-4)", "(group.var() + 1e-4).sqrt()", mistake=_SMALL),
+    Edit("1e-4", "1e-8", mistake=_SMALL),
+    Edit("            continue\n", "            found[here] = group\n            continue\n", mistake="An answer that is compared with nobody has the advantage 0, not its reward."),
+    Edit("centred * n / (n - 1)", "centred * n / (n - 1) / (group.std() + 1e-4)", mistake="By `others` nothing is divided by the deviation."),
+    Edit("return found", "return torch.cat([found[prompts == prompt] for prompt in prompts.unique()])", mistake="The advantages stand in the order of the rewards, not group by group."),
+    Edit("return found", "return -found", mistake="The sign is wrong: an answer better than the others has an advantage above 0."),
 ]
 
 

@@ -13,12 +13,19 @@ WRONG = [
     Edit("[-1.0, 1.0]", "[1.0, -1.0]", mistake="The signs are exchanged: to make the loss smaller the chosen answer must become likelier."),
     Edit("[-1.0, 1.0]", "[-1.0, -1.0]", mistake="The rejected answer is pushed down: its gradient has the other sign."),
     Edit(" * counts[..., None]", "", mistake="Tokens of the prompt and of the padding have a gradient here: the loss does not depend on them."),
-    Edit(_LOSS, "-torch.sigmoid(margin).log()", mistake="At a margin of -300 the sigmoid is 0 for a float, and its logarithm minus infinity: there is a function for the two together."),
+    Edit(_LOSS, "-torch.sigmoid(margin).log()", mistake="At a margin of -300 the sigmoid is 0 for a float, exp(-margin) infinite, and a logarithm of either as well: one function does both steps."),
     Edit("F.one_hot(words, logits.shape[-1]) - log_p.exp()", "F.one_hot(words, logits.shape[-1])", mistake="A log-probability has a gradient in all logits of its place: those of the other words go down."),
     Edit(_LOSS, "-F.logsigmoid(-margin)", mistake="The loss is small where the margin is large and positive."),
     Edit("margin = beta * (chosen - rejected)", "margin = chosen - rejected", mistake="The margin lacks beta."),
     Edit("labels.clamp(min=0)", "labels", told="-100 marks"),
-    Edit("sign * pull", "0.5 * sign * pull"),
+    Edit("sign * pull", "0.5 * sign * pull", mistake="The gradient is half of what it is: the ½ of the example is the factor of the first link, which is there already."),
+    Edit(f"return {_LOSS}", "return F.logsigmoid(margin)", mistake="The loss is minus the logarithm."),
+    Edit("taken - reference", "taken + reference", mistake="The reference is subtracted: d is log π - log πref."),
+    Edit(" * torch.sigmoid(-margin)", "", mistake="The factor of the first link is missing: a pair that is settled pulls hardly at all."),
+    Edit(_LOSS, "torch.log(1 + torch.exp(-margin))", mistake="At a margin of -300 the sigmoid is 0 for a float, exp(-margin) infinite, and a logarithm of either as well: one function does both steps."),
+    Edit("logits.log_softmax(-1)", "logits", mistake="Logits are no log-probabilities: they must be normalised first."),
+    Edit(" * counts[..., None]", " * counts[..., None] / counts.sum(1)[:, None, None]", mistake="An answer counts as a whole: no link of the chain divides by the number of its tokens."),
+    Edit("F.one_hot(words", "F.one_hot(labels", told="-100 marks"),
 ]
 
 EQUIVALENT = [

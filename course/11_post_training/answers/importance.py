@@ -14,8 +14,11 @@ WRONG = [
     Edit("q.clamp(max=limit)", "q.clamp(1 / limit, limit)", mistake="Only large ratios are limited; a small one is no danger."),
     Edit("torch.where(q > limit, 0.0, q)", "torch.where((q > limit) | (q < 1 / limit), 0.0, q)", mistake="Only ratios above the limit are masked; a small one counts little anyway."),
     Edit("weights.masked_fill(mask == 0, 0.0)", "weights", mistake="What was not drawn has the weight 0."),
-    Edit("q = moved.exp()", "q = moved.exp()\n    q = q / q.mean()"),
-    Edit("moved.sum(1, keepdim=True)", "moved.sum()"),
+    Edit("q = moved.exp()", "q = moved.exp()\n    q = q / q.mean()", mistake="The ratios are not divided by their mean."),
+    Edit("moved.sum(1, keepdim=True).expand_as(moved)", "moved.sum().expand_as(moved)", mistake="Each row is an answer, and has a ratio of its own."),
+    Edit("moved.sum(1, keepdim=True).expand_as(moved)", "moved.cumsum(1)", mistake="The ratio of an answer has all of its tokens in it, those behind as well."),
+    Edit("moved.sum(1, keepdim=True)", "moved.clamp(max=torch.tensor(limit).log()).sum(1, keepdim=True)", mistake="By sequence the limit is for the ratio of the answer, not for each token's."),
+    Edit("q = moved.exp()", "q = moved", mistake="The ratio is exp of the difference of the log-probabilities."),
 ]
 
 EQUIVALENT = [

@@ -15,8 +15,9 @@ WRONG = [
     Edit("policy.log_softmax(0), reference.log_softmax(0)", "policy, reference", mistake="Logits are no log-probabilities: they must be normalised first."),
     Edit("(p * values[name])", "(log_ref.exp() * values[name])", ("(p * slopes", "(log_ref.exp() * slopes"),
          mistake="The draws are the policy's, not the reference's."),
-    Edit("d**2 / 2", "d**2"),
-    Edit("d.exp() - d - 1", "d.exp() - 1"),
+    Edit("d**2 / 2", "d**2", mistake="k2 is half of the square of d."),
+    Edit("d.exp() - d - 1", "d.exp() - 1", mistake="k3 has a -d as well: exp(d) - d - 1."),
+    Edit('torch.ones_like(d), "k2": -d, "k3": 1 - d.exp()}', '-torch.ones_like(d), "k2": d, "k3": d.exp() - 1}', mistake="These are slopes with respect to d. d falls when log p(x) rises, so k2 and k3 lead the wrong way."),
 ]
 
 _ONE_DIM = "logits here have one dim"

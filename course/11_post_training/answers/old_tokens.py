@@ -17,8 +17,10 @@ WRONG = [
          "            if tuple(prompt) in kept:\n                n = (len(prompt) - 1) // size * size\n"),
          mistake="A prompt need not be the same as an earlier one: it is enough that it begins like it."),
     Edit("found[-1].append(n)", "found[-1].append(n // size)", mistake="Asked is how many tokens, not how many pages."),
-    Edit("found[-1].append(n)", "found[-1].append(n > 0)"),
     Edit("            while n + size", "            if n + size", mistake="A prompt may begin with more than one page of older weights."),
+    Edit("found[-1].append(n)", "found[-1].append(int(n > 0))", mistake="Asked is how many tokens, not whether there are any."),
+    Edit("found[-1].append(n)", "found[-1].append(len(prompt) - n)", mistake="Asked are the tokens whose keys are old, not those that are computed anew."),
+    Edit("n + size < len(prompt)", "n + size < len(prompt) - size", mistake="Only the last token is computed anew: a page that ends before it is used."),
 ]
 
 _NEVER = "beginnings that are no whole pages are never asked for"

@@ -7,10 +7,9 @@ _NOTHING = "Where the mask is 0 there may be no number, and 0 times nothing is n
 WRONG = [
     Edit(_MOVED, "(log_probs - old)", ('if level == "sequence":', 'if level == "sequence":\n        moved = moved * mask'), mistake=_NOTHING),
     Edit(_MOVED, "((log_probs - old) * mask)", mistake=_NOTHING),
-    Edit(_MOVED, "(log_probs.detach() - old).masked_fill(mask == 0, 0.0)", told="gradient"),
     Edit(_GAIN, "ratio * advantages", mistake="Nothing is clipped: a ratio that has moved far keeps its gradient."),
     Edit(_GAIN, "ratio.clamp(1 - low, 1 + high) * advantages",
-         mistake="It is clipped on both sides. On the wrong side, where the loss is larger than it was, the gradient must remain."),
+         mistake="It is clipped on both sides. A good token that has become less likely, or a bad one that has become likelier, keeps its gradient."),
     Edit("torch.minimum(ratio", "torch.maximum(ratio", mistake="The smaller of the two gains counts: otherwise the clip only ever helps."),
     Edit("clamp(1 - low, 1 + high)", "clamp(1 - high, 1 + low)", mistake="The two limits are exchanged: below 1 it is low, above 1 it is high."),
     Edit("clamp(1 - low, 1 + high)", "clamp(1 - low, 1 + low)", mistake="Above 1 the limit is high, which may be another number."),
@@ -22,9 +21,14 @@ WRONG = [
          mistake="Each row is an answer, and has a ratio of its own."),
     Edit("    ratio = moved.exp()", "    ratio = moved.exp()\n    if level == 'sequence':\n        ratio = ((log_probs - old).masked_fill(mask == 0, 0.0).exp() * mask).sum(1, keepdim=True).div(drawn).expand_as(moved)",
          mistake="The arithmetic mean of the ratios is not their geometric mean: the mean is of the logarithms."),
-    Edit("moved = (moved.sum(1, keepdim=True) / drawn).expand_as(moved)", "moved = moved - moved.detach() + (moved.detach().sum(1, keepdim=True) / drawn)",
-         told="gradient"),
     Edit("-gain.masked_fill(mask == 0, 0.0)", "-gain", mistake="Tokens that were not drawn have the loss 0."),
+    Edit(_MOVED, "(log_probs.detach() - old).masked_fill(mask == 0, 0.0)", mistake="The ratio is made of two detached numbers: the loss is right, and has no gradient."),
+    Edit("moved = (moved.sum(1, keepdim=True) / drawn).expand_as(moved)", "moved = moved - moved.detach() + (moved.detach().sum(1, keepdim=True) / drawn)",
+         mistake="All tokens of an answer share its ratio, so each of them moves the losses of all."),
+    Edit("(log_probs - old)", "(old - log_probs)", mistake="The ratio is the wrong way round: it is π over the π_old that drew."),
+    Edit("ratio = moved.exp()", "ratio = moved", mistake="The ratio is exp of the difference of the log-probabilities."),
+    Edit(_GAIN, "ratio.clamp(max=1 + high) * advantages", mistake="For A < 0 the limit is the lower one: the gain ends at 1 - low, and has no limit above."),
+    Edit("return -gain", "gain = gain / drawn if level == 'sequence' else gain\n    return -gain", mistake="Asked is the loss of each token: it is not divided by the number of tokens."),
 ]
 
 EQUIVALENT = [

@@ -6,6 +6,7 @@ _WALK = """        counts.append(inside)
         else:
             inside = ids[: at + 1][-len(opening) :] == opening
 """
+_ONE_FEWER = "There is one label fewer than ids: the labels are ids[1:]."
 
 WRONG = [
     Edit("return counts[1:]", "return counts[:-1]", mistake="The mask is that of ids, one place off: a label is the id behind its input."),
@@ -24,8 +25,10 @@ WRONG = [
          mistake="An answer that is cut counts as far as it goes."),
     Edit(_WALK, _WALK + "        if token == 5 and not inside and len(counts) > 1 and counts[-1] is False and ids[at - 1] == end:\n            counts[-1] = any(counts)\n",
          mistake="The newline behind the end is the template's: the server has stopped by then."),
-    Edit("return counts[1:]", "return counts"),
-    Edit("counts.append(inside)", "counts.append(not inside)"),
+    Edit("return counts[1:]", "return counts", mistake=_ONE_FEWER),
+    Edit("return counts[1:]", "return counts[1:] + [False]", mistake=_ONE_FEWER),
+    Edit("counts.append(inside)", "counts.append(not inside)", mistake="Here everything counts except for the answers; it is the other way round."),
+    Edit("inside = ids[", "inside = True not in counts and ids[", mistake="A conversation may have several answers, and all of them count."),
 ]
 
 

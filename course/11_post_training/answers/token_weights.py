@@ -14,8 +14,13 @@ WRONG = [
     Edit("return 1 / total", "return 1 / (len(counts) * sum(rows))", mistake="All counted tokens of the step share one divisor, however they are cut."),
     Edit("        if n == 0:\n            return 0.0\n", "", told="division by zero"),
     Edit("            return 0.0\n", "            return 1 / total\n", mistake="A row that has no counted token has nothing that could weigh."),
-    Edit('"microbatches": sum(rows)', '"microbatches": len(rows) * sum(rows)'),
     Edit("total = sum(n for rows in counts for n in rows)", "total = len(counts) * width"),
+    Edit('"microbatches": sum(rows)', '"microbatches": len(rows) * sum(rows)', mistake="By microbatches the mean is over counted tokens: it is not divided by the rows as well."),
+    Edit("[weight(rows, n) for n", "[n * weight(rows, n) for n", mistake="Asked is the weight of one token, not that of its whole row."),
+    Edit(
+        "return 1 / (len(counts) * divisor)", 'return 1 / (n * sum(map(len, counts)) if way == "rows" else len(counts) * divisor)',
+        mistake="The rows of each microbatch are averaged first, then the microbatches: these may have different numbers of rows.",
+    ),
 ]
 
 

@@ -70,7 +70,10 @@ DPO = Exercise(
         Case("pairs that are very sure of themselves", lambda draw: _some(draw, 2.0, 6.0), hidden=True, fixed=[
             _far(1.0), _far(-1.0)]),
     ],
-    errors={"out of bounds": "The label -100 marks a token that does not count: it is no column of the logits."},
+    errors=dict.fromkeys(
+        ("out of bounds", "must be non-negative"),
+        "The label -100 marks a token that does not count: it is no column of the logits.",
+    ),
     idea="The chain: loss to margin, margin to each answer's sum, sum to each token's log-probability, and that to its "
     "logits.",
     hint="d = (log p of the label - reference) where the label counts, else 0; margin = beta * (sum of d[0] - sum of "

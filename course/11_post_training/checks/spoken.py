@@ -69,6 +69,7 @@ SPOKEN = Exercise(
             chat((USER, [6]), (ASSISTANT, [7]), (USER, [8]), (ASSISTANT, [9, 9])))),
         Case("other conversations", _some, points=2, hidden=True, draws=6, fixed=_FIXED),
     ],
+    errors={"is not in list": "There may be no opening, and an answer may have no end: index raises an error then."},
     idea="Which tokens did the model choose itself when it answered, from the first to the one that stopped it?",
     hint="Walk through ids with a flag. While it is set, the id counts, and the end unsets it. Unset: if the ids up to "
     "here end with opening, set it. At the end drop the first entry: a label is the next id.",
