@@ -30,7 +30,7 @@ from .ranks import Inputs, parts
 
 # Seconds that rank 1 waits in each step for rank 0's backward, which takes milliseconds. It must be too long in all of
 # them: a machine that stands still once decides nothing.
-PATIENCE = (0.3, 0.7, 4.0)
+PATIENCE = (0.3, 0.7, 2.0)
 
 WAITS, HOLDS = "waits in backward", "holds what earlier steps have sent"  # marks that the drive sets
 
