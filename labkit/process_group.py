@@ -359,12 +359,12 @@ class CountedWork(Work):
 
     def _collect(self) -> None:
         """Bring the results into the program's tensors; autograd does not see it, as with gloo."""
-        with self._lock:
+        with self._lock:  # all of it: a wait returns when the results are there, whichever thread brings them
             into, self._into = self._into, None
-        if into is not None:
-            with _disable_current_modes():
-                for output, result in zip(_tensors(self._outputs), _tensors(into), strict=True):
-                    output.data.copy_(result)
+            if into is not None:
+                with _disable_current_modes():
+                    for output, result in zip(_tensors(self._outputs), _tensors(into), strict=True):
+                        output.data.copy_(result)
         if self._call.name == "recv" and self._call.peer < 0:
             self._call.peer = self._ranks[self._work._source_rank()]
 
@@ -410,13 +410,27 @@ class CountedWork(Work):
         return self._future
 
 
+_HERE = threading.local()  # `of`: the communication whose callback this thread runs
+
+
 class _Future(torch.futures.Future):  # type: ignore[misc, unused-ignore]
     work: CountedWork | None = None
 
     def wait(self) -> Any:
-        if self.work is not None:
+        """The value. In a callback of the same communication it is there, and when that runs is chance: no wait."""
+        if self.work is not None and getattr(_HERE, "of", None) is not self.work:
             self.work._note_wait()
         return super().wait()  # no deadline: the group's
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[Any]], None]) -> None:
+        def called_back(done: torch.futures.Future[Any]) -> None:
+            before, _HERE.of = getattr(_HERE, "of", None), self.work
+            try:
+                callback(done)
+            finally:
+                _HERE.of = before
+
+        super().add_done_callback(called_back)
 
     def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
         """A future of what `callback` makes of this; `wait` of it counts as a wait, too."""

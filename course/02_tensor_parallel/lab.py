@@ -153,20 +153,37 @@ regions()
 # Count the arrows: each all-reduce becomes a reduce-scatter and an all-gather, which together send the same bytes.
 #
 # The picture leaves out what dW needs. dW of a column layer is a sum over all tokens of x, and with sequence parallelism
-# a rank stores only its own tokens of x. What does a layer send for it, and how often?
+# a rank stores only its own tokens of x, as they are before the arrow.
 #
-# **Exercise.** The bytes that *each rank* sends for one layer, forward and backward. Every bold arrow carries an
-# activation of `s·b·h` elements. Collectives run as rings, as in lab 01: an all-reduce of n bytes sends `2n(t-1)/t`; an
-# all-gather or a reduce-scatter, n being the whole tensor, sends `n(t-1)/t`. Do not round.
+# Recompute saves memory: a part of the layer keeps only its input, and the backward pass first runs this part forward a
+# second time. The second run keeps its tensors as the first would have kept them, and ends as soon as all that the
+# backward pass needs are there (so does PyTorch's `checkpoint`). Parts in use:
+#
+# | `recompute` | the part | its input |
+# |---|---|---|
+# | `"none"` | none | |
+# | `"core_attn"` | scores, softmax, weighted values | queries, keys, values |
+# | `"mlp"` | `fc1`, GELU, `fc2`, with their arrows | output of the second norm |
+# | `"full"` | the layer | input of the layer |
+#
+# **Exercise.** The bytes that *each rank* sends for one layer without dropout, forward and backward, a second run
+# included. Every bold arrow carries an activation of `s·b·h` elements. Collectives run as rings, as in lab 01: an
+# all-reduce of n bytes sends `2n(t-1)/t`; an all-gather or a reduce-scatter, n being the whole tensor, sends
+# `n(t-1)/t`. Do not round. Section 5 counts what four ranks really send.
 
 # %%
 # %%exercise bytes_per_layer
-def bytes_per_layer(s: int, b: int, h: int, t: int, element_size: int, sequence_parallel: bool) -> float:
+def bytes_per_layer(
+    s: int, b: int, h: int, t: int, element_size: int, sequence_parallel: bool, recompute: str = "none"
+) -> float:
     """Bytes one rank sends over tp for one layer, forward and backward; s is the whole sequence."""
     ### BEGIN SOLUTION
     all_gather = reduce_scatter = s * b * h * element_size * (t - 1) / t
-    forward = backward = 2 * (all_gather + reduce_scatter)
-    return forward + backward + (2 * all_gather if sequence_parallel else 0)
+    pair = all_gather + reduce_scatter  # as much as an all-reduce
+    for_dw = 2 * all_gather if sequence_parallel else 0
+    # A second run ends with the input of fc2: it makes the arrows before that.
+    again = {"mlp": all_gather, "full": pair + all_gather} if sequence_parallel else {"full": pair}
+    return 2 * pair + 2 * pair + for_dw + again.get(recompute, 0)
     ### END SOLUTION
 
 
@@ -496,6 +513,9 @@ check("embedding")
 # the second is the target, the loss is -ln(3/4) = 0.2877, and the gradient is 1/4 on rank 0 and 3/4 - 1 = -1/4 on rank
 # 1.
 #
+# Words that must not be said, and rows that only pad the table, have a logit of $-\infty$ here. That can be all words of
+# a rank. The target's logit is finite.
+#
 # **Exercise.** Loss and gradient. The simplest form is one `torch.autograd.Function` with raw all-reduces
 # (`op=dist.ReduceOp.MAX` for the maximum).
 
@@ -517,7 +537,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         local = target - tp.rank * n
         own = (local >= 0) & (local < n)
         local = local.masked_fill(~own, 0).unsqueeze(-1)
-        picked = z.gather(-1, local).squeeze(-1) * own
+        picked = z.gather(-1, local).squeeze(-1).masked_fill(~own, 0.0)  # 0 * -inf would be nan
         sums = torch.stack([picked, z.exp().sum(-1)])
         dist.all_reduce(sums, group=tp.group)
         picked, partition = sums
@@ -1036,8 +1056,8 @@ compare("your sums added:")
 # ### Bytes: predicted and counted
 #
 # One layer, forward and backward, on four ranks: the package's layers, then yours, then the package's with sequence
-# parallelism. A witness writes down every collective that the layer asks for, and how large its tensor is. Its bytes
-# follow from the rule of the ring in section 2.
+# parallelism, and with recompute. A witness writes down every collective that the layer asks for, and how large its
+# tensor is. Its bytes follow from the rule of the ring in section 2.
 
 # %% jupyter={"source_hidden": true}
 # %%ranks 4 --needs bytes_per_layer,column_linear,row_linear,attention,embedding,cross_entropy --name volume --out moved
@@ -1055,9 +1075,12 @@ from minimegatron.models.spec import ModuleSpec
 from minimegatron.models.families import family_config
 
 s, b, h, t = 64, 2, 64, 4
-config = family_config("gpt2", num_layers=1, hidden_size=h, num_attention_heads=4, vocab_size=256)
-mine = decoder_layer_spec(config).with_submodule("mlp", ModuleSpec(MyMLP))
-mine = mine.with_submodule("self_attention", ModuleSpec(MyAttention))
+options = {
+    "none": {},
+    "core_attn": {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)},
+    "mlp": {"recompute_granularity": "selective", "recompute_modules": ("mlp",)},
+    "full": {"recompute_granularity": "full"},
+}
 rows = {}
 
 
@@ -1067,17 +1090,32 @@ def asked(evidence, sp):
     return events if sp else evidence.calls
 
 
-for name, sp, spec in (("tp", False, None), ("tp, your layers", False, mine), ("tp and sp", True, None)):
+def yours(config):
+    mine = decoder_layer_spec(config).with_submodule("mlp", ModuleSpec(MyMLP))
+    return mine.with_submodule("self_attention", ModuleSpec(MyAttention))
+
+
+for name, sp, spec, again in (
+    ("tp", False, None, "none"),
+    ("tp, your layers", False, yours, "none"),
+    ("tp and sp", True, None, "none"),
+    ("tp, full", False, None, "full"),
+    ("tp and sp, mlp", True, None, "mlp"),
+    ("tp and sp, full", True, None, "full"),
+):
+    config = family_config(
+        "gpt2", num_layers=1, hidden_size=h, num_attention_heads=4, vocab_size=256, **options[again]
+    )
     mesh = Mesh.build(ParallelConfig(tensor_model_parallel_size=t, sequence_parallel=sp))
-    layer = build_model(config, mesh, 1, spec).decoder.layers["0"]
+    block = build_model(config, mesh, 1, spec and spec(config)).decoder
     x = torch.randn(s // t if sp else s, b, h, requires_grad=True)
     with Witness(rank) as forward:
-        y = layer(x, AttentionContext())
+        y = block(x, AttentionContext())
     with Witness(rank) as backward:
         y.sum().backward()
     seen = [(c, back) for back, w in enumerate((forward, backward)) for c in asked(w.evidence(), sp)]
     messages = [(c.name, c.nbytes * (t - 1) / t * (2 if c.name == "all_reduce" else 1), bool(back)) for c, back in seen]
-    rows[name] = (float(bytes_per_layer(s, b, h, t, 4, sp)), messages)
+    rows[name] = (float(bytes_per_layer(s, b, h, t, 4, sp, again)), messages)
     counted = sum(sent for _, sent, _ in messages)
     print(f"{name:15}  predicted {rows[name][0] / 1024:.0f} KiB  counted {counted / 1024:.0f} KiB")
 report(rows)
@@ -1087,18 +1125,23 @@ report(rows)
 from course.figures.tensor_parallel import Message, strips
 
 def drawn(messages):
-    """In the backward pass x is gathered again right after dz, by the column layer."""
-    before = [None, *messages]
-    both = [(one, last) for one, last in zip(messages, before)]
-    return [Message(*one, again=last is not None and one == last and one[0] == "all_gather") for one, last in both]
+    """In the backward pass of a column layer x is gathered again, after dz and before dx leaves."""
+    kinds = [None, *(kind for kind, _, _ in messages), None]
+    row = ["all_gather", "all_gather", "reduce_scatter"]
+    return [Message(*one, again=kinds[i : i + 3] == row) for i, one in enumerate(messages)]
 
 
 programs = {name: drawn(messages) for name, (_, messages) in moved[0].items()}
 strips(programs, {name: row[0] for name, row in moved[0].items()}, title="What one rank sends for one layer, in KiB")
 
 # %% [markdown]
-# A box is a message, as wide as its bytes. The two dashed all-gathers are those that sequence parallelism adds: in the
-# backward pass x is gathered again, for dW.
+# A box is a message, as wide as its bytes. The dashed all-gathers are those for dW: in the backward pass x is gathered
+# again, once for each column layer.
+#
+# With `full` the backward pass begins with the second run, and the arrow behind `fc2` is not in it. The backward pass of
+# `fc2` needs its input and its weight, and a residual needs nothing. PyTorch's `checkpoint` stops there. With dropout
+# behind `fc2` its mask is needed, so this sum is made twice as well: 12 in place of 10 with tensor parallelism, 14 in
+# place of 13 with both. Megatron's own checkpoint function always runs to the end.
 #
 # ### Memory: predicted and measured
 #
@@ -1269,8 +1312,9 @@ from minimegatron.viz.timeline import beside
 beside({way: [Event(*e) for says in timelines for e in says[way]] for way in timelines[0]})
 
 # %% [markdown]
-# On a CPU a message takes the same cores as the product, so you see the overlap but little gain in time. On GPUs it
-# takes only a few of the processors. There an order in your program is not yet an order on the GPU: the message must
+# On a CPU a message takes the same cores as the product. So you see the overlap and hardly a gain: a product lasts longer
+# while a message is under way, and the whole may last as long as with waiting, or longer. Read the order here, not the
+# lengths. On GPUs a message takes only a few of the processors. There an order in your program is not yet an order on the GPU: the message must
 # get its processors *before* the product takes all of them. Megatron asks for `CUDA_DEVICE_MAX_CONNECTIONS=1` on GPUs
 # before Blackwell: kernels then start in the order of the program. Forget it, and the overlap is gone from the profile.
 # The forward pass has no second product to hide behind; there one cuts the product itself into pieces, each of which

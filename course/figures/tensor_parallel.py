@@ -549,6 +549,8 @@ def _strip(axes: Axes, messages: Sequence[Message], y: float, divisor: float, lo
     for message in messages:
         wide = message.sent / divisor
         name = _SHORT[message.name].replace("reduce-s", "reduce-\ns")
+        if wide < 0.14 * longest:
+            name = name.replace("all-", "all-\n")
         text = f"{name} {wide:.3g}" if wide > 0.11 * longest else f"{wide:.3g}"
         edge = INK if message.again else "white"
         box(axes, (x, y), (wide, 0.88), _tint(message.name), text, edge=edge, fontsize=7, dashed=message.again)

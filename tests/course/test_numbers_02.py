@@ -39,9 +39,9 @@ def in_this_lab(t: int) -> float:
     return 2 * (CHECKS.activation_bytes(s, b, h, 0, t, False) - 2 * s * b * h) + 4 * (4 * s * b + s * b * a / t)
 
 
-def elements(sequence_parallel: bool) -> float:
+def elements(sequence_parallel: bool, recompute: str = "none") -> float:
     """How many times s b h (t-1)/t elements one rank sends for a layer."""
-    return CHECKS.bytes_per_layer(1, 1, 1, 2, 2, sequence_parallel)
+    return CHECKS.bytes_per_layer(1, 1, 1, 2, 2, sequence_parallel, recompute)
 
 
 def zero3_from(hidden: int) -> int:
@@ -71,6 +71,10 @@ STATED = [
     ("rank 0 has the weight `{}` and the x", f"{[[n] for n in ROW.a[0]]}"),
     ("and the x {}.", ", ".join(str(row[0]) for row in ROW.x)),
     ("takes 2·4 = {} bytes", f"{2 * 4}"),
+    ("in place of {} with tensor parallelism", f"{elements(False, 'full'):.0f}"),
+    ("made twice as well: {} in place", f"{elements(False, 'full') + 2:.0f}"),  # the sum behind fc2, once more
+    ("in place of {} with both", f"{elements(True, 'full'):.0f}"),
+    ("tensor parallelism, {} in place of 13", f"{elements(True, 'full') + 1:.0f}"),
     ("`s·b·h·({} + 5·a·s/h)`", f"{gpt3(1, False, heads=0):.0f}"),
     ("your function says {} a layer on one rank", gpt3_gb(1, False)),
     ("on each of eight ranks {} with tensor parallelism", gpt3_gb(8, False)),

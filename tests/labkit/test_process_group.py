@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -531,6 +533,53 @@ def test_a_future_and_a_look_count_as_waits(log: Callable[..., list[Any]]) -> No
     for function in (completed, read):
         for value, calls, _ in log(function):
             assert value == [2.0, 2.0] and calls[0].waited is not None
+
+
+def called_back(rank: int, world: int) -> list[Any]:
+    """The callback runs when the message arrives, and asks the future itself."""
+    future, ran = dist.all_reduce(torch.ones(2), async_op=True).get_future(), threading.Event()
+
+    def back(_: Any) -> Any:
+        value = future.wait()[0].tolist()
+        ran.set()
+        return value
+
+    after = future.then(back)
+    arrived = ran.wait(20)
+    return [arrived, process_group.LOG.calls[0].waited, after.wait()]
+
+
+def test_a_callback_that_asks_its_own_future_is_no_wait(log: Callable[..., list[Any]]) -> None:
+    """When it runs depends on the machine; the program waits where it waits for what the callback makes."""
+    for value, calls, _ in log(called_back):
+        assert value == [True, None, [2.0, 2.0]] and calls[0].waited is not None
+
+
+def test_a_wait_returns_when_the_results_are_there_though_another_thread_brings_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Done:
+        def wait(self) -> bool:
+            return True
+
+    begun = threading.Event()
+
+    @contextlib.contextmanager
+    def late() -> Iterator[None]:  # the thread of a callback stands still before it copies
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            sleep(0.3)
+        yield
+
+    monkeypatch.setattr(process_group, "_disable_current_modes", late)
+    x = torch.zeros(2)
+    work = process_group.CountedWork(Done(), dataclasses.replace(_CALL), [x], [torch.ones(2)], (0, 1), [])
+    thread = threading.Thread(target=work._collect)
+    thread.start()
+    begun.wait(20)
+    work.wait()
+    assert x.tolist() == [1.0, 1.0]
+    thread.join()
 
 
 def too_many(rank: int, world: int) -> str:

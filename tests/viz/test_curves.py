@@ -35,3 +35,9 @@ def test_halving_is_a_straight_line_whose_ticks_can_be_read():
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert not overlaps(figure)
     assert {"1", "16", "0.2", "0.5"} <= set(words(figure))
+
+
+def test_a_short_axis_has_more_ticks():
+    figure = over_degrees([1, 2, 4], {"error": [1.0, 1.5, 4.3]}, title="", what="times")
+    assert not overlaps(figure)
+    assert {"1", "1.5", "2", "3", "4"} <= set(words(figure))

@@ -3,6 +3,12 @@ from labkit.answers import Edit, Same
 _MAX = "        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=tp.group)\n"
 _ONE = "own.unsqueeze(-1).to(softmax.dtype)"
 
+_OWN = ".masked_fill(~own, 0.0)"
+_NO_NUMBER = (
+    "The loss is nan where logits of a rank are -inf, though the target's is finite. What does a rank add to the sum "
+    "for a target that is not its word?"
+)
+
 WRONG = [
     Edit("dist.all_reduce(sums, group=tp.group)\n        picked, partition = sums",
          "dist.all_reduce(picked, group=tp.group)\n        partition = sums[1]",
@@ -10,8 +16,15 @@ WRONG = [
     Edit("dist.all_reduce(sums, group=tp.group)\n        picked, partition = sums",
          "partition = sums[1].clone()\n        dist.all_reduce(partition, group=tp.group)",
          mistake="The logit of a target is on one rank, and the others miss it: it is not summed over ranks."),
-    Edit("squeeze(-1) * own", "squeeze(-1)",
+    Edit(_OWN, "",
          mistake="Every rank adds a logit for every target, also where the target is not its own word."),
+    # a rank that has no word with a finite logit
+    Edit(_OWN, " * own", mistake=_NO_NUMBER),
+    Edit("z.gather(-1, local).squeeze(-1)" + _OWN, "(z * (torch.arange(n) == local * own.unsqueeze(-1)) * "
+         "own.unsqueeze(-1)).sum(-1)", mistake=_NO_NUMBER),
+    Edit("z.exp().sum(-1)])", "(logits - logits.amax(-1, True)).exp().sum(-1) * (logits.amax(-1) - highest).exp()])",
+         mistake="Loss or gradient is nan where all logits of a rank are -inf: -inf minus its own maximum, which is "
+                 "-inf, is no number."),
     Edit(_MAX, "", mistake="Each rank subtracted its own maximum: the terms of the sum are on different scales."),
     Edit("z = logits - highest.unsqueeze(-1)", "z = logits",
          mistake="exp() of large logits overflows: the maximum is not subtracted."),
@@ -62,7 +75,7 @@ class Loss(torch.autograd.Function):
         all_of = c.all_gather(mine[None], tp)
         lse = all_of.logsumexp(0)
         hot = F.one_hot(target, n * tp.size)[..., tp.rank * n : (tp.rank + 1) * n].to(z.dtype)
-        at = c.all_reduce((z * hot).sum(-1), tp)
+        at = c.all_reduce(torch.where(hot.bool(), z, 0).sum(-1), tp)
         ctx.save_for_backward((z - lse.unsqueeze(-1)).exp() - hot)
         return lse - at
     @staticmethod
@@ -82,7 +95,7 @@ def cross_entropy(logits, target, tp):
     z = logits - top[..., None]
     local = target - tp.rank * n
     own = (local >= 0) & (local < n)
-    picked = z.gather(-1, local.clamp(0, n - 1)[..., None])[..., 0] * own
+    picked = torch.where(own, z.gather(-1, local.clamp(0, n - 1)[..., None])[..., 0], 0)
     both = reduce_from_region(torch.stack((z.exp().sum(-1), picked)), tp)
     return both[0].log() - both[1]
 

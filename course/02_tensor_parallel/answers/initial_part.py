@@ -4,6 +4,11 @@ _CUT = "whole.chunk(tp_size, dim)[tp_rank].contiguous()"
 _DRAW = "    whole = torch.randn(*shape,"
 _LOCAL = "    local = [n // tp_size if i == dim else n for i, n in enumerate(shape)]\n"
 
+_OWN_SEED = (
+    "Every rank draws with a seed of its own: the shards are no parts of one matrix, and a replicated matrix is another "
+    "on each rank."
+)
+
 WRONG = [
     Edit(" * std", "", mistake="The numbers are not multiplied by std."),
     Edit("if dim is None", "if not dim",
@@ -15,6 +20,9 @@ WRONG = [
     Edit(_DRAW, _LOCAL + "    whole = torch.randn(*local,", (f"whole if dim is None else {_CUT}", "whole"),
          ("manual_seed(seed)", "manual_seed(seed if dim is None else seed + tp_rank)"),
          mistake="The shards differ now, but they are no parts of the serial matrix: the model changes with tp."),
+    Edit("manual_seed(seed)", "manual_seed(seed + tp_rank)", mistake=_OWN_SEED),
+    Edit(_DRAW, _LOCAL + "    whole = torch.randn(*local,", (f"whole if dim is None else {_CUT}", "whole"),
+         ("manual_seed(seed)", "manual_seed(seed + tp_rank)"), mistake=_OWN_SEED),
     Edit("    return", _LOCAL + "    return", (_CUT, "whole.flatten().chunk(tp_size)[tp_rank].view(local)"),
          mistake="Each rank continues where the one before it stopped: that is right along dim 0 only."),
     Edit("chunk(tp_size, dim)", "chunk(tp_size, 0)", mistake="The matrix is cut along dim 0, whatever dim says."),

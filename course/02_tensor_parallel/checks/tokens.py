@@ -126,6 +126,21 @@ def _logits(scale: float = 1.0, t: int = 0) -> Callable[[Draw], Inputs]:
     return inputs
 
 
+def _left_out(draw: Draw) -> Inputs:
+    """Logits on 3 ranks, a quarter of them -inf; for each token so are all logits of the rank behind its target's."""
+    ranks = _logits(t=3)(draw)
+    (s, b), n = ranks[0]["target"].shape, ranks[0]["logits"].shape[-1]
+    for i in range(s):
+        for j in range(b):
+            owner, word = divmod(int(ranks[0]["target"][i, j]), n)
+            for r, rank in enumerate(ranks):
+                out = torch.tensor([draw.integer(0, 3) == 0 for _ in range(n)])
+                if r == owner:
+                    out[word] = False
+                rank["logits"][i, j, out if r != (owner + 1) % 3 else slice(None)] = -torch.inf
+    return ranks
+
+
 def _two_words() -> Inputs:
     """One token, logits 0 and ln 3; its target, the second word, has probability 3/4; a gradient of 10 arrives."""
     both = [torch.zeros(1, 1, 1), torch.full((1, 1, 1), 3.0).log()]
@@ -149,7 +164,8 @@ LOSS = Exercise(
     cases=[
         Case("one word a rank, probabilities 1/4 and 3/4, target 1, dloss 10; then logits in the hundreds",
              _two_words(), fixed=[_logits(300.0, t=2)]),
-        Case("loss and gradient, 3 ranks", _logits(t=3), points=2, hidden=True),
+        Case("loss and gradient, 3 ranks; then some logits -inf", _logits(t=3), points=2, hidden=True,
+             fixed=[_left_out]),
         Case(
             "right numbers; three numbers a token travel, never the logits", _logits(), points=2, hidden=True,
             accept=[at_most("the bound, three numbers a token of every rank,", _few_numbers)],
