@@ -24,6 +24,7 @@ _LOOP = """    for step in range(cp.size):
             block = shift.wait()
     own = behind.wait()
 """
+_IN_ORDER = "messages of two ranks arrive in the order in which they were sent"
 _ADDED = "        dq[:, rows] += more\n"
 _BLOCK = "    dq, block = torch.zeros_like(q, dtype=wide), first\n"
 _STALE = (
@@ -140,7 +141,15 @@ RIGHT = [
 """),
 ]
 
-EQUIVALENT = []
+EQUIVALENT = [
+    Same("line 12: 3 for 2", "any cut leaves a quarter of a piece to each side"),
+    Same("line 12: rounded up for down", "2C divides s"),
+    Same("line 17: `.to()` dropped", "the product with dout promotes out; lse has this dtype"),
+    Same("line 28: `% cp.size` dropped", "Python counts a negative index from the end"),
+    Same("line 31: 0 for 1", _IN_ORDER),
+    Same("line 31: 2 for 1", "another number for the same"),
+    Same("line 31: `tag` dropped", _IN_ORDER),
+]
 
 
 # %% right: the own block is cut by heads
@@ -289,3 +298,71 @@ def ring_backward(dout, q, k, v, out, lse, at, cp):
         if step:
             total = Shift(total, cp).wait()
     return dq, *total
+
+
+# %% right: sends first, receives in a blocking call after the work
+import torch
+import torch.distributed as dist
+from exercises.piece_backward import piece_backward
+
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    r, C, h, f = cp.rank, cp.size, q.shape[1] // 2, lse.dtype
+    dq = torch.zeros(q.shape, dtype=f)
+    def send(x):
+        return x, dist.isend(x, group=cp.group, group_dst=(r + 1) % C)
+    def receive(sent):
+        x, work = sent
+        new = torch.empty_like(x)
+        dist.recv(new, group=cp.group, group_src=(r - 1) % C)
+        work.wait()
+        return new
+    def piece(rows, kv, j):
+        g = piece_backward(*(t[:, rows].to(f) for t in (dout, q)), *kv.to(f), *(t[:, rows].to(f) for t in (out, lse)),
+                           at[r][rows], at[j])
+        dq[:, rows] += g[0]
+        return torch.stack(g[1:])
+    mine = torch.stack((k, v))
+    going, home, coming = send(mine), piece(slice(h, None), mine, r), None
+    for i in range(1, C):
+        theirs = receive(going)
+        if i < C - 1:
+            going = send(theirs)
+        part = piece(slice(None), theirs, (r - i) % C)
+        if coming:
+            part += receive(coming)
+        coming = send(part)
+    home += piece(slice(0, h), mine, r)
+    home += receive(coming)
+    return dq.to(q.dtype), home[0].to(q.dtype), home[1].to(q.dtype)
+
+
+# %% wrong: each receive blocks at once, and the send's handle alone is waited for later
+# told: 0 multiply-adds
+import torch
+import torch.distributed as dist
+from exercises.piece_backward import piece_backward
+
+def ring_backward(dout, q, k, v, out, lse, at, cp):
+    r, C, h, f = cp.rank, cp.size, q.shape[1] // 2, lse.dtype
+    dq, works = torch.zeros(q.shape, dtype=f), []
+    def on(x):
+        new = torch.empty_like(x)
+        works.append(dist.isend(x, group=cp.group, group_dst=(r + 1) % C))
+        dist.recv(new, group=cp.group, group_src=(r - 1) % C)
+        return new
+    def piece(rows, kv, j):
+        g = piece_backward(*(t[:, rows].to(f) for t in (dout, q)), *kv.to(f), *(t[:, rows].to(f) for t in (out, lse)),
+                           at[r][rows], at[j])
+        dq[:, rows] += g[0]
+        return torch.stack(g[1:])
+    mine = torch.stack((k, v))
+    theirs, home, total = on(mine), piece(slice(h, None), mine, r), 0
+    for i in range(1, C):
+        total = total + piece(slice(None), theirs, (r - i) % C)
+        total = on(total)
+        if i < C - 1:
+            theirs = on(theirs)
+    home += piece(slice(0, h), mine, r)
+    [w.wait() for w in works]
+    dk, dv = (home + total).to(q.dtype)
+    return dq.to(q.dtype), dk, dv

@@ -104,7 +104,7 @@ def _in_float64(draw: Draw) -> Inputs:
 
 def _two_heads(draw: Draw, cp: int) -> Inputs:
     """Draw two heads: the own block may be divided by heads, by queries, or by keys."""
-    at, n, d = [positions(8 * cp, cp, r) for r in range(cp)], 8, 4
+    at, n, d = [positions(8 * cp, cp, r) for r in range(cp)], 8, 3
     ranks = [{**{x: draw.tensor(2, n, d) for x in "qkv"}, "at": [t.clone() for t in at]} for _ in range(cp)]
     for r, o in zip(ranks, ring(ranks), strict=True):
         r.update(dout=draw.tensor(2, n, d), **o)
