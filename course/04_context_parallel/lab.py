@@ -760,9 +760,9 @@ check("piece_backward")
 #
 # K and V go round again, and each rank adds up the pieces of its dQ. With dK and dV it is not so easy. They belong to
 # the *owner* of a block, and every rank that the block visits computes a part of them. How do these parts come
-# together on the owner, if messages go to the next rank only, and no rank keeps a part for later? Take three ranks and
-# the block of rank 0. Write down for each step: where the block is; which ranks have computed their part; what must be
-# sent now.
+# together on the owner, if messages go to the next rank only, and no rank keeps a part of another's block for later?
+# Take three ranks and the block of rank 0. Write down for each step: where the block is; which ranks have computed
+# their part; what must be sent now.
 #
 # **Exercise.** Only messages to the next rank. A rank sends 2C blocks at most, a block being K and V, or dK and dV, and
 # holds as much as twelve of them at a time at most, with any number of ranks. Two conditions more, each with a row of
