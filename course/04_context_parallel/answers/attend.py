@@ -7,6 +7,10 @@ _OVERFLOWS = (
     "exp overflows for a large score and is 0 for a very negative one: subtract the running maximum, which begins "
     "at -inf."
 )
+_OWN = (
+    "You take one maximum for several queries. Where another query's scores are far larger, all of a row's exp(S - m) "
+    "are 0: each row has its own."
+)
 
 WRONG = [
     Edit(" / q.shape[-1] ** 0.5", "", mistake="The scores are divided by sqrt(d)."),
@@ -39,7 +43,7 @@ WRONG = [
     Edit("if at.min() > q_at.max():", "if at[0] > q_at.max():"),
     Edit("if at.min() > q_at.max():", "if at.min() > q_at[-1]:"),
     Edit("if at.min() > q_at.max():", "if at.min() >= q_at.max():"),
-    Edit("if at.min() > q_at.max():", "if False:"),
+    Edit("if at.min() > q_at.max():", "if False:", told="a block that no query sees was read"),
     Edit("continue", "break"),
     Edit(_BEGIN, f"    block = 3\n{_BEGIN}", told="which is `block` here"),
     Edit(_BEGIN, f"    m = len(k_at) // block * block\n    k, v, k_at = k[:, :m], v[:, :m], k_at[:m]\n{_BEGIN}"),
@@ -55,7 +59,8 @@ WRONG = [
     Edit("(top + total.log())", "torch.where(total == 0, 0.0, top + total.log())"),
     Edit("out * shrink + p @ values, higher", "(out * shrink + p @ values) / total.clamp(min=1e-30), higher",
          ("return out / total.masked_fill(total == 0, 1.0)", "return out")),
-    Edit("amax(-1, keepdim=True)", "amax((-2, -1), keepdim=True).expand_as(top)"),
+    Edit("amax(-1, keepdim=True)", "amax((-2, -1), keepdim=True).expand_as(top)", mistake=_OWN),
+    Edit("scores.amax(-1, keepdim=True)", "scores.amax()", mistake=_OWN),
 ]
 
 EQUIVALENT = [

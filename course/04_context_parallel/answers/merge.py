@@ -23,6 +23,11 @@ WRONG = [
     Edit(_FINITE, "total",
          mistake="Where neither has seen anything, -inf minus -inf is no number, and out must stay 0."),
     Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", mistake=_OVERFLOW),
+    # shares of the sums themselves, lse by logaddexp
+    Edit(_SUM, "((lse.exp()[..., None] * out + more_lse.exp()[..., None] * more) / (lse.exp() + more_lse.exp())[..., None])",
+         mistake=_OVERFLOW),
+    Edit(_SUM, "((lse.exp()[..., None] * out + more_lse.exp()[..., None] * more)"
+         " / (lse.exp() + more_lse.exp())[..., None]).nan_to_num(0.0)", mistake=_OVERFLOW),
     Edit("torch.logaddexp(lse, more_lse)", "(lse.exp() + more_lse.exp()).log()", (_FINITE, "total"), mistake=_OVERFLOW),
     Edit("    total =", "    if lse.isinf().any():\n        return more, more_lse\n"
          "    if more_lse.isinf().any():\n        return out, lse\n    total =",

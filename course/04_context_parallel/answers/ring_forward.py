@@ -176,3 +176,25 @@ def ring_forward(q, k, v, at, cp):
         block = shift.wait() if shift else block
     outs, lses = (torch.stack(parts) for parts in zip(*found))
     return (lses.softmax(0)[..., None] * outs).sum(0), lses.logsumexp(0)
+
+
+# %% wrong: queries go round with out and lse, keys and values stay
+# told: K and V are all that must travel
+import torch
+from exercises.attend import attend
+from exercises.merge import merge
+from minimegatron.comm.ring import Shift
+
+def ring_forward(q, k, v, at, cp):
+    half, n, lse = q.shape[1] // 2, q.shape[1], q.new_full((*q.shape[:2], 1), -torch.inf)
+    guest = torch.cat((q, torch.zeros_like(q), lse), -1)
+    for step in range(cp.size):
+        owner, d = (cp.rank - step) % cp.size, q.shape[-1]
+        asked, out, lse = guest[..., :d], guest[..., d : 2 * d], guest[..., -1]
+        new = guest.clone()
+        for rows in (slice(half), slice(half, n)):
+            piece = attend(asked[:, rows].contiguous(), k, v, at[owner][rows], at[cp.rank], half)
+            both = merge(out[:, rows], lse[:, rows], *piece)
+            new[:, rows, d : 2 * d], new[:, rows, -1] = both
+        guest = Shift(new, cp).wait()
+    return guest[..., d : 2 * d].clone(), guest[..., -1].clone()

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from labkit.checks import no_tensor_above, peak_at_most
+from labkit.compare import ANYTHING, difference
 from labkit.exercises import Answer, Case, Draw, Exercise
+from labkit.parts import named, wrong_parts
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -137,7 +139,26 @@ def _mostly_nan(draw: Draw) -> dict[str, Any]:
     return inputs
 
 
+def _seen_alone(**inputs: Any) -> dict[str, Any]:
+    """The reference where hidden values may be NaN: `_skips` compares these, and says what a NaN means."""
+    want = attended(**inputs)
+    return (
+        dict.fromkeys(("out", "lse"), ANYTHING)
+        if inputs["v"].isnan().any()
+        else dict(zip(("out", "lse"), want, strict=True))
+    )
+
+
 def _skips(answer: Answer) -> str | None:
+    if answer.inputs["v"].isnan().any():
+        got, want = (
+            named(answer.value, ("out", "lse")),
+            dict(zip(("out", "lse"), attended(**answer.inputs), strict=True)),
+        )
+        if any(got[name].isnan().any() for name in want):
+            return "a block that no query sees was read: here its values are NaN, and NaN times 0 is NaN"
+        if difference(got, want):
+            return wrong_parts(got, want)
     i = answer.inputs
     enough = 2 * i["q"].numel() * 2 * i["block"]  # Q K^T and P V over two blocks of sixteen
     done = sum(much for what, much in answer.evidence[0].order if what == "matmul")
@@ -175,7 +196,7 @@ ATTEND = Exercise(
             no_tensor_above("half of one head's scores", _half_of_a_heads_scores),
             peak_at_most("half of one head's scores", _half_of_a_heads_scores), _in_torch, _by_blocks]),
         Case("a block that no query sees is skipped", _mostly_hidden, hidden=True, draws=1, fixed=[_mostly_nan],
-             accept=[_skips]),
+             reference=_seen_alone, accept=[_skips]),
     ],
     idea="What was summed under the old maximum must be brought under the new one before the next block is added.",
     hint="For each block of keys: scores/sqrt(d), -inf where k_at > q_at; m' = max(m, rowmax); shrink l and O by "

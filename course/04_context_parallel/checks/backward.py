@@ -1,22 +1,27 @@
 """Lab 04, the backward pass: gradients that travel with their block, and which block a gradient was computed with.
 
-A block of keys and values goes round the ring as in the forward pass; its gradient travels with it, and every rank adds
-its part.
+A block of keys and values goes round the ring as in the forward pass; its gradient travels behind it, and every rank
+adds its part. The own block is the only work that no message brings: some of it goes beside the first message, and the
+rest beside the last. What is summed over ranks is not rounded in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from labkit.checks import peak_at_most, sends
-from labkit.exercises import Case, Draw, Exercise
+from labkit.checks import at_most, peak_at_most, sends
+from labkit.compare import ANYTHING
+from labkit.exercises import Answer, Case, Draw, Exercise
+from labkit.parts import named
+from labkit.process_group import Call
 
 from .forward import four_tokens, kv_bytes, ring, ring_inputs, wide
 from .pieces import Triple, piece_backward
+from .predicted import positions
 
 Inputs = list[dict[str, Any]]
 
@@ -53,10 +58,12 @@ def _part(ranks: Inputs, visitor: int, owner: int, block: int) -> Triple:
 
 def _ring_back(ranks: Inputs) -> list[dict[str, torch.Tensor]]:
     every = range(len(ranks))
+    of = ranks[0]["q"].dtype
+    ranks = [{n: t.double() if torch.is_tensor(t) else t for n, t in one.items()} for one in ranks]
     parts = [[_part(ranks, r, owner, owner) for owner in every] for r in every]
     dq = [torch.stack([parts[r][owner][0] for owner in every]).sum(0) for r in every]
     dk, dv = ([torch.stack([parts[r][owner][i] for r in every]).sum(0) for owner in every] for i in (1, 2))
-    return [{"dq": dq[r], "dk": dk[r], "dv": dv[r]} for r in every]
+    return [{"dq": dq[r].to(of), "dk": dk[r].to(of), "dv": dv[r].to(of)} for r in every]
 
 
 def _back_inputs(draw: Draw, cp: int = 0, apart: float = 1.0) -> Inputs:
@@ -91,23 +98,111 @@ def _third_token() -> Inputs:
     return ranks
 
 
+def _in_float64(draw: Draw) -> Inputs:
+    return [{n: t.double() if torch.is_tensor(t) else t for n, t in one.items()} for one in _back_inputs(draw, 3)]
+
+
+def _two_heads(draw: Draw, cp: int) -> Inputs:
+    """Draw two heads: the own block may be divided by heads, by queries, or by keys."""
+    at, n, d = [positions(8 * cp, cp, r) for r in range(cp)], 8, 3
+    ranks = [{**{x: draw.tensor(2, n, d) for x in "qkv"}, "at": [t.clone() for t in at]} for _ in range(cp)]
+    for r, o in zip(ranks, ring(ranks), strict=True):
+        r.update(dout=draw.tensor(2, n, d), **o)
+    return ranks
+
+
+def _a_quarter(inputs: Inputs) -> int:
+    """Multiply-adds of a piece of half the queries and half the keys: S, dP, dQ, dK and dV."""
+    heads, n, d = inputs[0]["q"].shape
+    return int(5 * heads * (n // 2) ** 2 * d)
+
+
+def _ends(calls: Sequence[Call]) -> list[tuple[Call, int]]:
+    """Each send, and the place of the first wait for it or for the receive that belongs to it, the same in order."""
+    sent, come = ([call for call in calls if call.name == name] for name in ("send", "recv"))
+    found = []
+    for i, call in enumerate(sent):
+        waits = [
+            one.waited_at for one in (call, *come[i : i + 1]) if one.waited is not None and one.waited_at >= call.at
+        ]
+        found.append((call, min(waits, default=call.at)))
+    return found
+
+
+def _all_hidden(answer: Answer) -> str | None:
+    """Check that each message by itself, the first and the last too, travels beside a quarter of a piece."""
+    enough = _a_quarter(answer.inputs)
+    for rank, one in enumerate(answer.evidence):
+        products = [(at, much) for at, (what, much) in zip(one.places, one.order, strict=True) if what == "matmul"]
+        ends = _ends(one.calls)
+        for i, (call, end) in enumerate(ends, 1):
+            beside = sum(much for at, much in products if call.at < at <= end)
+            if beside < enough:
+                return (
+                    f"rank {rank}, message {i} of {len(ends)}: {beside} multiply-adds are done between its start and "
+                    f"the wait for it; a quarter of a piece has {enough}"
+                )
+    return None
+
+
+_EXACT = 1.1  # times the error of one rounding
+_NAMES = ("dq", "dk", "dv")
+
+
+def _in_bf16(draw: Draw) -> Inputs:
+    """Draw inputs in bf16 on 8 ranks, with lse in fp32."""
+    ranks = _two_heads(draw, 8)
+    for one in ranks:
+        one.update({name: one[name].bfloat16() for name in ("q", "k", "v", "dout")})
+    for one, o in zip(ranks, ring([{**one, **{n: one[n].float() for n in "qkv"}} for one in ranks]), strict=True):
+        one.update(out=o["out"].bfloat16(), lse=o["lse"])
+    return ranks
+
+
+def _any_back(ranks: Inputs) -> list[dict[str, Any]]:
+    return [dict.fromkeys(_NAMES, ANYTHING) for _ in ranks]
+
+
+def _rounded_once(answer: Answer) -> str | None:
+    ranks = [{n: t.double() if torch.is_tensor(t) else t for n, t in one.items()} for one in answer.inputs]
+    exact = _ring_back(ranks)
+    for name in _NAMES:
+        got = [named(one, _NAMES)[name] for one in answer.value]
+        if others := [t.dtype for t in got if t.dtype != torch.bfloat16]:
+            return f"{name} is {str(others[0]).removeprefix('torch.')}; the inputs are bfloat16"
+        want = torch.cat([one[name] for one in exact])
+        off = (torch.cat(got).double() - want).norm() / (want.bfloat16().double() - want).norm()
+        if not off <= _EXACT:
+            return f"{name}: its error is {off:.1f} times that of one rounding; at most {_EXACT} is asked"
+    return None
+
+
 BACK = Exercise(
     "ring_backward",
     reference=_ring_back,
-    outputs=("dq", "dk", "dv"),
+    outputs=_NAMES,
     drive=_drive_back,
     axis="cp",
     cases=[
         Case("2 ranks, 4 tokens, every score 0, a gradient for token 2 alone", _third_token()),
-        Case("2 to 4 ranks", _back_inputs, points=2, hidden=True, fixed=[partial(_back_inputs, cp=2)]),
-        Case("8 ranks: K, V and their gradients go round once, and no rank keeps them", _wide_back, points=2, draws=1,
+        Case("2 to 4 ranks, in float64 as well", _back_inputs, hidden=True, fixed=[
+            partial(_back_inputs, cp=2), _in_float64]),
+        Case("8 ranks: K, V and their gradients go round once, and no rank keeps them", _wide_back, draws=1,
              hidden=True, accept=[
                  sends("send", "recv", to_the_next=True, at_most=("2C blocks", lambda i: 2 * len(i) * kv_bytes(i))),
-                 peak_at_most("the bound, ten blocks,", lambda i: 10 * kv_bytes(i))]),
+                 peak_at_most("the bound, twelve blocks,", lambda i: 12 * kv_bytes(i))]),
+        Case("2 and 4 ranks: every message travels beside a quarter of a piece", partial(_two_heads, cp=4), draws=1,
+             hidden=True, fixed=[partial(_two_heads, cp=2)], accept=[sends("send", "recv"), _all_hidden]),
+        Case("8 ranks in bf16: dq, dk, dv as exact as after one rounding", _in_bf16, draws=1, hidden=True,
+             reference=_any_back, accept=[_rounded_once, at_most(
+                 "the bound, (C-1) blocks of K and V in bf16 and C of their gradients in fp32,",
+                 lambda i: (3 * len(i) - 1) * kv_bytes(i), "send")]),
     ],
-    idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part.",
-    hint="K, V go round as in the forward. At each step: piece_backward; add dq; add what has arrived from the rank "
-    "before to this block's dK, dV and send the sum on. After C hops it is home.",
+    idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part. Which work "
+    "needs no message, and how much of it does the first message need?",
+    hint="Half of your own block's work goes beside the first message, half beside the last: piece_backward takes any "
+    "of the queries. In between start K, V first, compute, then wait for the gradient of this block, add and send it. "
+    "Compute and add in lse's dtype, K and V travel in their own; round once, at the end.",
 )  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------- whose block

@@ -105,6 +105,14 @@ def _a_hop_too_many(answer: Answer) -> str | None:
     return None
 
 
+def _keys_and_values_alone(answer: Answer) -> str | None:
+    bound = (len(answer.inputs) - 1) * kv_bytes(answer.inputs)
+    for rank, one in enumerate(answer.evidence):
+        if (sent := one.nbytes("send")) > bound:
+            return f"rank {rank} sends {sent} bytes; K and V are all that must travel, and (C-1) blocks are {bound}"
+    return None
+
+
 def _computes_meanwhile(answer: Answer) -> str | None:
     sentence = overlaps("send", _half_a_block_each, "the block")(answer)
     before = "Nothing is computed between sending and waiting: " if sentence and ": 0 of " in sentence else ""
@@ -158,14 +166,15 @@ RING = Exercise(
         Case("8 ranks: K and V travel to the next rank, C-1 times, and no rank keeps them", wide, hidden=True, draws=1,
              accept=[
                  sends("send", "recv", to_the_next=True), _a_hop_too_many,
-                 sends("send", "recv", at_most=("(C-1) blocks", lambda i: (len(i) - 1) * kv_bytes(i))),
+                 _keys_and_values_alone,
                  peak_at_most("the bound, eight blocks,", lambda i: 8 * kv_bytes(i))]),
         Case("the next block travels while this one is used", _four, hidden=True, points=2, accept=[
             sends("send", "recv"), _computes_meanwhile]),
         Case("quarters that are hidden whole are not computed", _counted, hidden=True, accept=[_hidden_skipped]),
         Case("these ranks are a part of the world", partial(ring_inputs, cp=3), hidden=True),  # of a smaller group
     ],
-    idea="Send a block on before you compute with it; what has arrived meanwhile is the block of the next step.",
+    idea="Queries and out stay, K and V come by. Send a block on before you compute with it; what has arrived "
+    "meanwhile is the block of the next step.",
     hint="At step i the block of rank (r - i) mod C is here. Start its journey to the next rank first, attend with "
     "each half of q by itself, the keys in blocks of n/2; merge; then wait. Start with out 0 and lse -inf.",
 )  # fmt: skip
