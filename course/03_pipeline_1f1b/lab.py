@@ -546,7 +546,7 @@ for name, v, function in (("1f1b", 1, one_f_one_b), ("zb_h1", 1, zb_h1), ("inter
 # where they are faster. Return a list of four lists of words. Write them out, compute them, or let your function search,
 # within 20 seconds: it may import `simulate` and `Costs`, `placed` and `half_w` (from `course.lab03.placing`: the
 # placement, and these costs), and your own exercises. Closed is `minimegatron.parallel.pipeline.schedules`, where the
-# package's own lists are made. The check says what stands in the way.
+# package's own lists are made. The check says which W stands in the way, where one does.
 
 # %%
 # %%exercise beat_zb_h1

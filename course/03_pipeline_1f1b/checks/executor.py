@@ -264,7 +264,7 @@ def _few_under_way(answer: Answer) -> str | None:
     """Check that the sends, and the receives, that are under way do not grow with the number of microbatches."""
     p = len(answer.inputs)
     for rank, one in enumerate(answer.evidence):
-        for name, what in (("send", "waited for"), ("recv", "needed")):
+        for name, what in (("send", "begun"), ("recv", "posted")):
             mine = [call for call in one.calls if call.name == name]
             moments = [(call.started, 1) for call in mine] + [(call.waited or call.started, -1) for call in mine]
             under_way = most = 0
@@ -273,8 +273,8 @@ def _few_under_way(answer: Answer) -> str | None:
                 most = max(most, under_way)
             if most > 2 * p:
                 return (
-                    f"rank {rank}: {most} {'sends' if name == 'send' else 'receives'} are under way at a time, begun "
-                    f"and not yet {what}; at most 2p = {2 * p} are asked for, however many microbatches there are"
+                    f"rank {rank}: {most} {'sends' if name == 'send' else 'receives'} are under way at a time, {what} "
+                    f"and not yet waited for; at most 2p = {2 * p} are asked for, however many microbatches there are"
                 )
     return None
 

@@ -62,7 +62,10 @@ def _actions(row: Any, rank: int) -> tuple[Action, ...]:
         raise ConfigError(f"rank {rank}: a list has no words for waiting; a rank waits by itself for its next input")
     if not isinstance(row, list | tuple) or not all(isinstance(word, str) for word in row):
         raise ConfigError(f'rank {rank}: a list of words is wanted, such as ["F0", "B0"]')
-    return tuple(map(Action.parse, row))
+    try:
+        return tuple(map(Action.parse, row))
+    except ConfigError as error:
+        raise ConfigError(f"rank {rank}: {error.what}") from None
 
 
 def _waits(word: Any) -> bool:
@@ -366,8 +369,10 @@ def _hides_messages(schedule: Schedule, sizes: Sizes) -> str | None:
         costs = Costs(latency=part / schedule.v).divided(schedule.v)
         takes, within = (simulate(one, costs).makespan for one in (schedule, _as_asked(**sizes)))
         if takes > within:
-            return (f"when messages take time ({float(part):g} of a chunk's forward) it takes {float(takes):.5g} "
-                    f"steps; {float(within):.5g} are enough: the warm-up counts the distance twice")  # fmt: skip
+            return (
+                f"when messages take time ({float(part):g} of a chunk's forward) it takes {float(takes):.5g} steps; "
+                f"{float(within):.5g} are enough with the warm-up described, which has the distance twice"
+            )
     return None
 
 
