@@ -126,6 +126,8 @@ GRAPH_STAGE = Exercise(
     errors={
         "does not require grad": "Nothing between this input and the output records a graph: the input of a stage "
         "comes out of a message, and has none.",
+        "'NoneType' object has no attribute 'grad'": "On the first stage of a pipeline the input is None, and "
+        "`backward` returns None.",
         "Mismatch in shape": "torch.autograd.backward compares the shape of dy with that of y: emptying y is refused. "
         "Keep the edge that stands for y.",
     },
