@@ -95,9 +95,9 @@ def _decide(
             wrong_trials[index] = trial
         if wrong and not any(row.note for row in rows):
             of_first = case.errors
-        if wrong and how is None:
-            words = {**asked.errors, **of_first}
-            hint = next((mistake for text, mistake in words.items() if text in wrong), "")
+        words = {**asked.errors, **of_first} if how is None else of_first if how == REFUSED else {}
+        hint = next((mistake for text, mistake in words.items() if wrong and text in wrong), "")
+        if wrong and (how is None or hint):
             own = [(trial, last["raised"])] if trial and last.get("error") == wrong and "raised" in last else []
             raised += own
             suspects.named(hint, tried=not own)  # which known mistakes raise the same, `_rule_out` asks

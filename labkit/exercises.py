@@ -155,7 +155,8 @@ class Case:
         fixed: further inputs that are always tried, each a dict, a list of dicts or a function of a `Draw` whose seed
             never changes; shown or hidden as the case is.
         draws: how many times a hidden case draws; by default 3 where that is cheap (`settings.draws_of`), else 1.
-        errors: {words of an error: what the mistake is}, where this is the first case that fails.
+        errors: {words of an error, or of a judge of right values: what the mistake is}, where this is the first case
+            that fails.
     """
 
     what: str

@@ -10,7 +10,8 @@ in all of them, the sentence is told. So a mistake is written once, as the text 
 | other values                             | changed solutions that give the same (`Known`)                        |
 | an error                                 | `Exercise.errors`, `Case.errors`: words of the error; else changed    |
 |                                          | solutions that raise the same one                                     |
-| right values, refused by a judge         | none, where there is a reference: the judge's sentence says it        |
+| right values, refused by a judge         | where there is a reference `Case.errors`: words of the judge's        |
+|                                          | sentence; else none                                                   |
 
 Told is a mistake that explains every wrong trial and is right where the learner is: on small inputs two mistakes give
 the same number by chance, and a sentence that is false is worse than none. All known mistakes run on the first wrong

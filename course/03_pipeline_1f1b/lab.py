@@ -16,7 +16,7 @@
 # | part | you build | time |
 # |---|---|---|
 # | A · sections 1 to 3 | the bubble formula, GPipe, 1F1B | 1 h |
-# | B · section 3 goes on | interleaved 1F1B, a backward in two halves, ZB-H1, lists of your own that beat it | 2 h |
+# | B · section 3 goes on | interleaved 1F1B, a warm-up for slow messages, a backward in two halves, ZB-H1, lists of your own that beat it | 2 h |
 # | C · sections 4 to 7 | the executor, a training run on it, tied weights, a bug to find, numbers for any model | 2 h |
 #
 # **Time:** 4 to 5 hours; each part ends at a good place to stop. **Before it:** lab 01 (groups, sends); of lab 02 only
@@ -293,9 +293,9 @@ placements(
 # | backward | 0.1 | 1.1 | 0.0 | 1.0 | 2.1 | 3.1 | 2.0 | 3.0 |
 #
 # The warm-up of a rank has two parts: the forwards of one group in all chunks but the last, and twice the rank's
-# distance to the last rank (why twice: next section). It is never longer than m·v. Then F and B alternate as before. By
-# hand: rank 1 of these two warms up with 2·0 + 1·2 = 2 forwards. Its list begins F0.0 F1.0, then F0.1 B0.1, F1.1 B1.1,
-# F2.0 B0.0, ... (Narayanan et al., arXiv 2104.04473.)
+# distance to the last rank (why twice: the next two sections). It is never longer than m·v. Then F and B alternate as
+# before. By hand: rank 1 of these two warms up with 2·0 + 1·2 = 2 forwards. Its list begins F0.0 F1.0, then F0.1 B0.1,
+# F1.1 B1.1, F2.0 B0.0, ... (Narayanan et al., arXiv 2104.04473.)
 #
 # **Exercise.** The list of one rank, with chunks: `"F2.1"`. m is a multiple of p, and v > 1.
 
@@ -358,9 +358,52 @@ for latency in (Fraction(0), Fraction(1, 10), Fraction(1, 2)):
 guessed("factor_1", round(100 * one, 1), "% with factor 1")
 
 # %% [markdown]
-# Where messages are free, the two are equally fast. Where they take time, the p-r-1 additional forwards that rank r has
-# in hand fill the time in which messages travel there and back. Papers often draw schedules with free messages;
-# Megatron-LM warms up with factor 2.
+# Where messages are free, the two are equally fast, and papers often draw schedules with free messages. Megatron-LM
+# warms up with factor 2.
+#
+# ### How long a warm-up?
+#
+# Is twice always right? Take plain 1F1B, one chunk a rank, on borders that are not equal: some inside a machine, some
+# between two buildings. Times are whole milliseconds. On every rank an F takes `forward` and a B `backward`, twice as
+# much, or three times with recompute. A message over the border between ranks r and r+1 takes `latency[r]`, in either
+# direction: from the end of an action to the moment when the other rank can use its result. Sends cost the ranks no
+# time, and messages do not wait for each other. p is `len(latency) + 1`.
+#
+# A list is known by its warm-up w: w forwards (all m where m is smaller), then F and B strictly in turn, then the
+# backwards that are left. With w = m on every rank these are GPipe's lists, which lose no time to messages in the
+# steady state, but keep everything.
+#
+# **Exercise.** The warm-up of one rank: the fewest forwards with which the lists of all ranks together take no longer
+# than GPipe's, however many microbatches there are. For messages that take no time it is that of `one_f_one_b`. The
+# check plays your lists, as `simulate` does but with a latency for each border, and says which ranks wait.
+
+# %%
+# %%exercise warm_up
+def warm_up(rank: int, forward: int, backward: int, latency: list[int]) -> int:
+    """How many forwards this rank begins with, before F and B in turn."""
+    ### BEGIN SOLUTION
+    period = forward + backward
+    return sum(1 - (-2 * one // period) for one in latency[rank:])  # each rounded up
+    ### END SOLUTION
+
+
+# %%
+check("warm_up")
+
+# %%
+# %%needs warm_up
+for late in (0, 1, 15, 16, 46):
+    kept = 1 + warm_up(0, 10, 20, [late] * 7)
+    print(f"p=8, F 10 ms, B 20 ms, messages {late:2} ms: rank 0 keeps {kept:2} activations")
+
+# %% [markdown]
+# <details><summary>What does the round trip say, and why is it not enough?</summary>With messages of 1 ms a microbatch
+# comes back to rank 0 after 8 · 30 + 14 · 1 = 254 ms, so 9 in flight would fill that time. But F and B take turns, so on
+# every rank a B begins a whole number of turns after its F, and one F later. From one rank to the next this number
+# falls by whole turns only. Each border rounds up by itself: 1 ms there costs as much memory as 15.</details>
+#
+# So factor 2 is what the slightest latency asks for, and it is enough while a message takes at most half of F + B. Each
+# further half of F + B costs rank 0 one more activation for each border.
 #
 # ### A backward has two halves
 #
@@ -500,7 +543,10 @@ for name, v, function in (("1f1b", 1, one_f_one_b), ("zb_h1", 1, zb_h1), ("inter
 # **Exercise.** Four lists that take fewer than 23 steps, and keep at most 4 activations on every rank. A rank has two
 # layers, so one chunk or two; whole backwards or halves, as you like. With two chunks, each takes half the time and
 # counts half an activation. They lie round robin or on a V, as in the picture of placements: your lists run on the one
-# where they are faster. Write them by hand, or let your function search. The check says what stands in the way.
+# where they are faster. Return a list of four lists of words. Write them out, compute them, or let your function search,
+# within 20 seconds: it may import `simulate` and `Costs`, `placed` and `half_w` (from `course.lab03.placing`: the
+# placement, and these costs), and your own exercises. Closed is `minimegatron.parallel.pipeline.schedules`, where the
+# package's own lists are made. The check says which W stands in the way, where one does.
 
 # %%
 # %%exercise beat_zb_h1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 from importlib import import_module
+from typing import Any
 
 import pytest
 
+from labkit.exercises import Draw
 from labkit.fresh import Nursery
 from minimegatron.parallel.pipeline import schedules
 from minimegatron.parallel.pipeline.schedule_sim import Costs, peak_live, simulate
@@ -15,6 +17,7 @@ from tests.course.marked import LABS, said
 LAB = LABS["03_pipeline_1f1b"]
 SCHEDULES = import_module("course.03_pipeline_1f1b.checks.schedules")
 PREDICTED = import_module("course.03_pipeline_1f1b.checks.predicted")
+WARM_UP = import_module("course.03_pipeline_1f1b.checks.warm_up")
 
 
 # Others of the kind are among the lab's wrong answers (`test_answers`).
@@ -47,6 +50,37 @@ def test_half_the_warm_up_is_as_fast_while_messages_are_free_and_slower_when_the
     half = schedules.Schedule("half", rows, schedules.round_robin(4, 2))
     assert SCHEDULES._FASTER(half, sizes) is None
     assert "when messages take time (0.1 of" in str(SCHEDULES._hides_messages(half, sizes))
+
+
+@pytest.mark.parametrize("sizes", [*WARM_UP._RUNS, *(WARM_UP._borders(Draw(seed)) for seed in range(12))], ids=str)
+def test_the_warm_up_asked_for_is_as_fast_as_gpipe_and_one_forward_less_is_not(sizes: dict[str, Any]) -> None:
+    least = WARM_UP.enough(**sizes)
+    assert WARM_UP._time(least, **sizes) is None and least[-1] == 0
+    for rank in range(len(least) - 1):
+        shorter = [w - (r == rank) for r, w in enumerate(least)]
+        assert WARM_UP._time(shorter, **sizes), (rank, least)
+    for rank in range(len(least)):  # and no longer list hides behind a longer one
+        assert WARM_UP._time([w + (r <= rank) for r, w in enumerate(least)], **sizes) is None
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 3), (4, 8), (5, 20)])
+@pytest.mark.parametrize("late", [0, 1, 7, 20])
+def test_lists_over_borders_are_played_as_the_simulator_plays_them(p: int, m: int, late: int) -> None:
+    slots = [(i, 0) for i in range(m)]
+    for warmups in ([m] * p, WARM_UP.enough(10, 20, [late] * (p - 1)), list(range(p))[::-1]):
+        rows = tuple(schedules.alternate(slots, slots, min(m, warmup)) for warmup in warmups)
+        lists = schedules.Schedule("x", rows, schedules.round_robin(p, 1))
+        want = simulate(lists, Costs(10, 10, 10, latency=late)).makespan
+        assert WARM_UP.makespan(warmups, m, 10, 20, [late] * (p - 1)) == want
+        if warmups[0] == m:
+            assert want == (p - 1) * (30 + 2 * late) + 30 * m, "GPipe's"
+
+
+def test_of_two_ranks_that_keep_each_other_waiting_the_pair_is_named() -> None:
+    said = str(WARM_UP._time([4, 3, 2, 0], 10, 20, [1, 1, 1]))
+    assert "Ranks 1 and 2 keep each other waiting: these two alone need 31 ms" in said
+    said = str(WARM_UP._time([1, 2, 0], 10, 20, [0, 0]))
+    assert "deadlock. Rank 1 does 3 forwards before its first backward, rank 0 only 2" in said
 
 
 @pytest.mark.parametrize("sizes", SCHEDULES._FEW + SCHEDULES._MANY, ids=str)
@@ -104,16 +138,17 @@ def test_no_w_is_in_the_way_of_lists_that_are_as_fast_as_asked(p: int) -> None:
     [
         # every W at once: rank 1's W0 makes B1 late, with B0, W0, F1 and B1 in one piece
         (["F0 F1 B0 W0 B1 W1", "F0 B0 W0 F1 B1 W1"],
-         "rank 0 waits from step 5 to 6 for the input of B1: rank 1 has done W0 first"),
+         "rank 0 waits from step 5 to 6 for the input of B1: rank 1, which sends it, does W0 first"),
         # every W at the end
         (["F0 F1 B0 B1 W0 W1", "F0 B0 F1 B1 W0 W1"],
-         "rank 0 waits from step 4 to 5 for the input of B1: rank 0 has W0 left to do"),
+         "rank 0 waits from step 4 to 5 for the input of B1: rank 0 could do W0 meanwhile, but its list has it later"),
         # both
         (["F0 F1 B0 B1 W0 W1", "F0 B0 W0 F1 B1 W1"],
-         "rank 0 waits from step 4 to 6 for the input of B1: rank 1 has done W0 first, and rank 0 has W0 left to do"),
+         "rank 0 waits from step 4 to 6 for the input of B1: rank 1, which sends it, does W0 first, and "
+         "rank 0 could do W0 meanwhile, but its list has it later"),
         # rank 1 has done W0 too, but then waits for F1: its W0 makes nothing late
         (["F0 B0 F1 B1 W0 W1", "F0 B0 W0 F1 B1 W1"],
-         "rank 0 waits from step 5 to 7 for the input of B1: rank 0 has W0 left to do"),
+         "rank 0 waits from step 5 to 7 for the input of B1: rank 0 could do W0 meanwhile, but its list has it later"),
     ],
 )  # fmt: skip
 def test_a_slow_list_is_told_which_w_is_in_the_way(rows: list[str], why: str) -> None:

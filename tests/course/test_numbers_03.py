@@ -22,6 +22,7 @@ GRADIENTS = import_module("course.03_pipeline_1f1b.checks.gradients")
 EXECUTOR = import_module("course.03_pipeline_1f1b.checks.executor")
 SCHEDULES = import_module("course.03_pipeline_1f1b.checks.schedules")
 HALVES = import_module("course.03_pipeline_1f1b.checks.halves")
+WARM_UP = import_module("course.03_pipeline_1f1b.checks.warm_up")
 
 
 def prose(text: str) -> str:
@@ -180,6 +181,18 @@ def test_half_the_warm_up_is_as_fast_only_while_messages_are_free() -> None:
     assert all(bubble(1, late) > bubble(2, late) for late in (Fraction(1, 10), Fraction(1, 2)))
     assert round(100 * float(bubble(1, Fraction(0))), 1) == 5.5 and "both have a bubble of 5.5 %" in LAB
     assert "37 %" not in LAB and "37.0" not in LAB, "no text gives the guess away"
+
+
+def test_the_slightest_latency_costs_as_much_memory_as_half_a_turn() -> None:
+    def kept(late: int) -> int:
+        return 1 + int(WARM_UP.enough(10, 20, [late] * 7)[0])
+
+    assert [kept(late) for late in (0, 1, 15, 16, 30, 31)] == [8, 15, 15, 22, 22, 29]
+    assert "1 ms there costs as much memory as 15." in LAB
+    trip = 8 * 30 + 14 * 1
+    assert f"8 · 30 + 14 · 1 = {trip} ms, so {-(-trip // 30)} in flight would fill that time" in LAB
+    assert "enough while a message takes at most half of F + B. Each further half of F + B costs rank 0 one more" in LAB
+    assert f"search, within {SCHEDULES.BEAT.seconds:.0f} seconds: it may import" in LAB
 
 
 def test_the_example_by_hand_of_the_split_backward_is_the_first_case() -> None:

@@ -76,6 +76,7 @@ LAB = Lab(
                     some_ranks,
                     hidden=True,
                     accept=[at_most("(N-1) n", ring_bytes, "send")],
+                    errors={"bytes; (N-1) n is": "Something travels more than once."},
                 ),
             ],
             errors={"ZeroDivisionError": "A sum divides by nothing."},

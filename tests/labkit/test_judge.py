@@ -329,7 +329,7 @@ def test_evidence_decides_where_values_cannot(nursery: Nursery) -> None:
     )
     verdict = check(nursery, "ring_all_reduce", source)
     assert [row.points for row in verdict.rows] == [1, 3, 0, 1]
-    assert notes(verdict)[2] == "it calls all_reduce; allowed here: send, recv"
+    assert notes(verdict)[2] == "it calls all_reduce; allowed here: send, recv" and verdict.mistake == ""
     again = (
         "\n        again = dist.isend(total.clone(), (rank + 1) % world)"
         "\n        dist.recv(arriving.clone(), (rank - 1) % world)"
@@ -337,6 +337,7 @@ def test_evidence_decides_where_values_cannot(nursery: Nursery) -> None:
     wasteful = RING.replace("        total += arriving", f"        total += arriving{again}\n        again.wait()")
     verdict = check(nursery, "ring_all_reduce", wasteful)
     assert [row.points for row in verdict.rows] == [1, 3, 1, 0] and "(N-1) n" in notes(verdict)[3]
+    assert verdict.mistake == "Something travels more than once.", "the words of the only case that fails"
 
 
 def test_the_inputs_of_the_judge_cannot_be_changed(nursery: Nursery) -> None:

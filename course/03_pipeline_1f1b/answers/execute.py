@@ -9,14 +9,14 @@ _ARRIVAL = "        if arrival is not None:\n            arrival.wait()\n"
 
 WRONG = [
     Edit(_ARRIVAL, "", ("        if kind == \"W\":", "        work = arrival\n        if kind == \"W\":"), (_END, _END + "    if work:\n        work.wait()\n"), told="deadlock | never waits"),
-    Edit("    post(0)\n", "", (_AHEAD, "        post(at)\n"), told="only after it has begun"),
+    Edit("    post(0)\n", "", (_AHEAD, "        post(at)\n"), told="post for the next word before you compute this one"),
     Edit(_AHEAD, "", (_OUT, _OUT + _AHEAD), told="only after it has begun | no input"),
-    Edit(_SENT, "", ("sent[kind] = out", "sent[at] = out"), told="sends are under way at a time"),
-    Edit("    post(0)\n", "    for at in range(len(todo)):\n        post(at)\n", (_AHEAD, ""), told="receives are under way at a time"),
+    Edit(_SENT, "", ("sent[kind] = out", "sent[at] = out"), told="it can wait for an earlier send"),
+    Edit("    post(0)\n", "    for at in range(len(todo)):\n        post(at)\n", (_AHEAD, ""), told="One word ahead is enough"),
     Edit(_W, "", told="`weights` was never called for"),
     Edit("            if kind in sent:\n                sent[kind][1].wait()\n            sent[kind] = out, ", "            sent[kind] = out, ", told="never waits for its send"),
     Edit(_END, "", told="never waits for its send"),
-    Edit("dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)", "dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)\n            sent[kind][1].wait()", told="deadlock | is posted | posts the receive"),
+    Edit("dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)", "dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)\n            sent[kind][1].wait()", told="A send is over only when its receiver has posted"),
     Edit("(\"F\", 0), (\"B\", last)", "(\"F\", 0), (\"B\", p - 1)", ("(\"F\", last), (\"B\", 0)", "(\"F\", p - 1), (\"B\", 0)"), told="no input | deadlock"),
     Edit("x = torch.empty_like(like)", "x = like", told="rank"),
     Edit("x = torch.empty_like(like)", "x = torch.empty(like.shape)", told="with inputs of float64: rank"),
@@ -205,7 +205,7 @@ def execute(words, stages, like):
 
 
 # %% wrong: blocking
-# told: deadlock
+# told: or a blocking call?
 import torch
 import torch.distributed as dist
 
@@ -234,3 +234,42 @@ def execute(words, stages, like):
 from minimegatron.parallel.pipeline.plain import run
 def execute(words, stages, like):
     run(words, stages)
+
+
+# %% wrong: keeps every output
+# told: such as an output whose send has been waited for
+import torch
+import torch.distributed as dist
+
+
+def execute(words, stages, like):
+    rank, p = dist.get_rank(), dist.get_world_size()
+    todo = [(word[0], *map(int, f"{word[1:]}.0".split(".")[:2])) for word in words]
+    last, ahead, sent, outs = p * len(stages) - 1, {}, {}, []
+
+    def post(at):
+        kind, _, c = todo[at]
+        if kind != "W" and (kind, c * p + rank) not in (("F", 0), ("B", last)):
+            x = torch.empty_like(like)
+            ahead[at] = x, dist.irecv(x, (rank + (-1 if kind == "F" else 1)) % p)
+
+    post(0)
+    for at, (kind, i, c) in enumerate(todo):
+        if at + 1 < len(todo):
+            post(at + 1)
+        x, work = ahead.pop(at, (None, None))
+        if work:
+            work.wait()
+        if kind == "W":
+            stages[c].weights(i)
+            continue
+        out = stages[c].forward(i, x) if kind == "F" else stages[c].backward(i, x)
+        outs.append(out)
+        if (kind, c * p + rank) not in (("F", last), ("B", 0)):
+            if kind in sent:
+                sent[kind].wait()
+            sent[kind] = dist.isend(out, (rank + (1 if kind == "F" else -1)) % p)
+        if kind == "B" and ("W", i, c) not in todo:
+            stages[c].weights(i)
+    for work in sent.values():
+        work.wait()

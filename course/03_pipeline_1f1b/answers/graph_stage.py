@@ -12,7 +12,7 @@ WRONG = [
     Edit(_LEAF, "x = x.requires_grad_().clone()", mistake="The input asks for no gradient here, so the backward leaves none in it. A tensor from a message has no graph."),
     Edit("return y.detach()", "return y", told="with its graph"),
     Edit("self.kept[i] = x,", "self.x, self.kept[i] = x, (None,", (_EDGE, _EDGE + ")"), ("x, edge = self.kept.pop(i)", "x, edge = self.x, self.kept.pop(i)[1]"), told="dx"),
-    Edit("return None if x is None else x.grad", "return x.grad", told="NoneType"),
+    Edit("return None if x is None else x.grad", "return x.grad", told="On the first stage of a pipeline"),
     Edit(_BACK, "torch.autograd.backward(edge, torch.ones_like(dy) if dy is not None else None)", told="dx"),
     Edit("x is not None", "True", told="NoneType"),
     Edit("return None if x is None else x.grad", "return dy if x is None else x.grad * 1", ("self.kept = {}", "self.kept, self.old = {}, []"), (_BACK, _BACK + "\n        self.old.append(x)"), told="still kept | dx"),

@@ -120,7 +120,7 @@ def zb_h1(rank, p, m):
 
 
 # %% wrong: every rank but the first puts one W aside
-# told: rank 1 waits from step 8 to 9 for the input of B2: rank 2 has done W0 first, and rank 1 has W1 left to do
+# told: rank 1 waits from step 8 to 9 for the input of B2: rank 2, which sends it, does W0 first, and rank 1 could do W1 meanwhile, but its list has it later
 from exercises.one_f_one_b import one_f_one_b
 
 

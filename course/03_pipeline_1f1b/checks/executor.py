@@ -126,6 +126,8 @@ GRAPH_STAGE = Exercise(
     errors={
         "does not require grad": "Nothing between this input and the output records a graph: the input of a stage "
         "comes out of a message, and has none.",
+        "'NoneType' object has no attribute 'grad'": "On the first stage of a pipeline the input is None, and "
+        "`backward` returns None.",
         "Mismatch in shape": "torch.autograd.backward compares the shape of dy with that of y: emptying y is refused. "
         "Keep the edge that stands for y.",
     },
@@ -264,7 +266,7 @@ def _few_under_way(answer: Answer) -> str | None:
     """Check that the sends, and the receives, that are under way do not grow with the number of microbatches."""
     p = len(answer.inputs)
     for rank, one in enumerate(answer.evidence):
-        for name, what in (("send", "waited for"), ("recv", "needed")):
+        for name, what in (("send", "begun"), ("recv", "posted")):
             mine = [call for call in one.calls if call.name == name]
             moments = [(call.started, 1) for call in mine] + [(call.waited or call.started, -1) for call in mine]
             under_way = most = 0
@@ -273,8 +275,8 @@ def _few_under_way(answer: Answer) -> str | None:
                 most = max(most, under_way)
             if most > 2 * p:
                 return (
-                    f"rank {rank}: {most} {'sends' if name == 'send' else 'receives'} are under way at a time, begun "
-                    f"and not yet {what}; at most 2p = {2 * p} are asked for, however many microbatches there are"
+                    f"rank {rank}: {most} {'sends' if name == 'send' else 'receives'} are under way at a time, {what} "
+                    f"and not yet waited for; at most 2p = {2 * p} are asked for, however many microbatches there are"
                 )
     return None
 
@@ -314,14 +316,25 @@ EXECUTE = Exercise(
         Case("two chunks a rank, on two ranks: both kinds of messages between the same two",
              _run(_lists("interleaved", 2, 6, 2)), points=2, hidden=True, draws=1,
              fixed=[_run(_lists("interleaved", 2, 2, 3))]),
-        Case("the receive is posted before the action that comes ahead of it", _run(_lists("1f1b", 3, 6)), hidden=True,
-             draws=1, accept=[_posted_ahead], fixed=[_run(_lists("zb_h1", 3, 5))]),
-        Case("what is under way does not grow with m", _run(_lists("1f1b", 3, 24), rows=64, n=16), hidden=True, draws=1,
-             accept=[_few_under_way, _lets_go]),
+        Case("the next receive is posted before the action in hand begins", _run(_lists("1f1b", 3, 6)), hidden=True,
+             draws=1, accept=[_posted_ahead], fixed=[_run(_lists("zb_h1", 3, 5))], errors={
+                "only after it has begun": "A receive is posted here when its word is next, or later. Until then its "
+                "message cannot travel: post for the next word before you compute this one."}),
+        Case("messages under way, and memory, do not grow with m", _run(_lists("1f1b", 3, 24), rows=64, n=16),
+             hidden=True, draws=1, accept=[_few_under_way, _lets_go], errors={
+                "sends are under way": "The waits for the sends come too late, most of them at the end. Before a rank "
+                "sends again, it can wait for an earlier send.",
+                "receives are under way": "Receives are posted long before they are needed, and each holds a buffer. "
+                "One word ahead is enough.",
+                "bytes at once": "Something keeps tensors that nobody needs any more, such as an output whose send "
+                "has been waited for, or an input that the stage has got."}),
     ],
     errors={
         "killed by SIGABRT": "A message is larger than the buffer of its receive, which ends the process. A buffer has "
         "the shape and the dtype of `like`.",
+        "deadlock": "The lines named are where each rank waits. A send is over only when its receiver has posted: a "
+        "rank that waits for a send at once does not get to post what the other one waits to send. Is one of the "
+        "lines such a wait, or a blocking call?",
         "there is no rank": "The ranks form a ring: behind the last one comes rank 0.",
         "isend to self": "A stage is sought on this rank: its neighbours are on the ranks before and behind this one.",
     },

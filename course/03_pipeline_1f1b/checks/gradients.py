@@ -48,7 +48,7 @@ def _nothing_else_moves(answer: Answer) -> str | None:
         if answer.inputs[rank]["grad"] is None and (moved := sorted({c.name for c in one.calls})):
             return f"rank {rank} holds no copy of the matrix, yet it calls {', '.join(moved)}"
         if (sent := one.nbytes("all_reduce", "send")) > bound:
-            return f"rank {rank} moves {sent} bytes; two steps of the size of the matrix is {bound}"
+            return f"rank {rank} moves {sent} bytes in two steps; the matrix has {bound // 2}; once a step is enough"
     return None
 
 

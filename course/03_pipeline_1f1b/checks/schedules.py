@@ -62,7 +62,10 @@ def _actions(row: Any, rank: int) -> tuple[Action, ...]:
         raise ConfigError(f"rank {rank}: a list has no words for waiting; a rank waits by itself for its next input")
     if not isinstance(row, list | tuple) or not all(isinstance(word, str) for word in row):
         raise ConfigError(f'rank {rank}: a list of words is wanted, such as ["F0", "B0"]')
-    return tuple(map(Action.parse, row))
+    try:
+        return tuple(map(Action.parse, row))
+    except ConfigError as error:
+        raise ConfigError(f"rank {rank}: {error.what}") from None
 
 
 def _waits(word: Any) -> bool:
@@ -168,8 +171,9 @@ def _in_the_way(plan: Simulation) -> str:
             first = _w_ahead_of(sender, plan.spans[sender.rank])
             done = {s.action for s in row[:at]}
             left = [s for s in row[at:] if s.action.kind == "W" and dataclasses.replace(s.action, kind="B") in done]
-            why = [f"rank {sender.rank} has done {label(first.action)} first"] if first else []
-            why += [f"rank {after.rank} has {label(left[0].action)} left to do"] if left else []
+            why = [f"rank {sender.rank}, which sends it, does {label(first.action)} first"] if first else []
+            mine = f"rank {after.rank} could do"
+            why += [f"{mine} {label(left[0].action)} meanwhile, but its list has it later"] if left else []
             if why:
                 steps = f"from step {float(before.end):g} to {float(after.start):g}"
                 waits = f"rank {after.rank} waits {steps} for the input of {label(after.action)}"
@@ -365,8 +369,10 @@ def _hides_messages(schedule: Schedule, sizes: Sizes) -> str | None:
         costs = Costs(latency=part / schedule.v).divided(schedule.v)
         takes, within = (simulate(one, costs).makespan for one in (schedule, _as_asked(**sizes)))
         if takes > within:
-            return (f"when messages take time ({float(part):g} of a chunk's forward) it takes {float(takes):.5g} "
-                    f"steps; {float(within):.5g} are enough: the warm-up counts the distance twice")  # fmt: skip
+            return (
+                f"when messages take time ({float(part):g} of a chunk's forward) it takes {float(takes):.5g} steps; "
+                f"{float(within):.5g} are enough with the warm-up described, which has the distance twice"
+            )
     return None
 
 
@@ -384,9 +390,9 @@ INTERLEAVED = Exercise(
               accept=[_runs(_whole, after=[_INTERLEAVED_SHOWN])]),
         _case("interleaved", "as many microbatches as ranks: it runs", _ONE_GROUP, _one_group, after=_GROUPS,
               accept=[_runs(_whole, after=_GROUPS)]),
-        _case("interleaved", "the bubble is (p-1)/(vm), also with messages that take time", _SOME, _many_groups,
+        _case("interleaved", "as fast as the lists described, with free and with slow messages", _SOME, _many_groups,
               points=2, accept=[_judged(_FASTER, _hides_messages, runs=_whole)]),
-        _case("interleaved", "no more activations than warm-up + 1", _SOME, _many_groups,
+        _case("interleaved", "no rank keeps more activations than its warm-up + 1", _SOME, _many_groups,
               accept=[_judged(_WARM, runs=_whole, before=_FASTER)]),
     ],
     idea="All ranks read the same two rows of slots, in groups of p microbatches; only the warm-up differs.",
