@@ -332,9 +332,8 @@ EXECUTE = Exercise(
     errors={
         "killed by SIGABRT": "A message is larger than the buffer of its receive, which ends the process. A buffer has "
         "the shape and the dtype of `like`.",
-        "deadlock": "The lines named are where each rank waits. A send is over only when its receiver has posted: a "
-        "rank that waits for a send at once does not get to post what the other one waits to send. Is one of the "
-        "lines such a wait, or a blocking call?",
+        "deadlock": "The lines named are where ranks wait. A send is over when its receiver has posted, which a rank "
+        "that waits itself does not get to do. Is a line such a wait, or a blocking call?",
         "there is no rank": "The ranks form a ring: behind the last one comes rank 0.",
         "isend to self": "A stage is sought on this rank: its neighbours are on the ranks before and behind this one.",
     },

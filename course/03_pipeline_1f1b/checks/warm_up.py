@@ -175,9 +175,8 @@ WARM_UP = Exercise(
         Case("and not one forward more than that needs", _borders, points=2, hidden=True, fixed=_RUNS,
              accept=[_accept(True)]),
     ],
-    idea="In the steady state every rank starts one F and one B in each F + B of time, without a pause. Follow one "
-    "microbatch over one border, from the start of its F on rank r to the start of its B there. What has to fit in "
-    "between? And at which moments can rank r start a B at all?",
+    idea="In the steady state every rank starts one F and one B in each F + B of time. Follow one microbatch from its "
+    "F on rank r to its B there. What has to fit in between, and when can rank r start a B?",
     hint="Rank r starts the B of a microbatch w[r] periods and one F after it started its F, where a period is F + B. "
     "The same holds on rank r+1 with its own w. Between the two lie F and a message on the way there, B and a message "
     "on the way back: (w[r] - w[r+1]) periods must be at least a period and 2 latency[r]. So each border adds "
