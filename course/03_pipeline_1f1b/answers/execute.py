@@ -16,7 +16,7 @@ WRONG = [
     Edit(_W, "", told="`weights` was never called for"),
     Edit("            if kind in sent:\n                sent[kind][1].wait()\n            sent[kind] = out, ", "            sent[kind] = out, ", told="never waits for its send"),
     Edit(_END, "", told="never waits for its send"),
-    Edit("dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)", "dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)\n            sent[kind][1].wait()", told="A send is over only when its receiver has posted"),
+    Edit("dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)", "dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)\n            sent[kind][1].wait()", told="A send is over when its receiver has posted"),
     Edit("(\"F\", 0), (\"B\", last)", "(\"F\", 0), (\"B\", p - 1)", ("(\"F\", last), (\"B\", 0)", "(\"F\", p - 1), (\"B\", 0)"), told="no input | deadlock"),
     Edit("x = torch.empty_like(like)", "x = like", told="rank"),
     Edit("x = torch.empty_like(like)", "x = torch.empty(like.shape)", told="with inputs of float64: rank"),
