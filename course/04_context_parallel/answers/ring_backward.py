@@ -146,6 +146,7 @@ EQUIVALENT = [
     Same("line 12: rounded up for down", "2C divides s"),
     Same("line 17: `.to()` dropped", "the product with dout promotes out; lse has this dtype"),
     Same("line 28: `% cp.size` dropped", "Python counts a negative index from the end"),
+    Same("line 28: `//` for `%`", "under the zigzag a mask depends only on which of two ranks comes first"),
     Same("line 31: 0 for 1", _IN_ORDER),
     Same("line 31: 2 for 1", "another number for the same"),
     Same("line 31: `tag` dropped", _IN_ORDER),
