@@ -56,7 +56,7 @@ def _drive(
     generator = t.Generator().manual_seed(0)
     params = [t.randn(*shape, generator=generator).mul(0.7).to(x.dtype).requires_grad_() for shape in shapes]
     reducer = exercise.OverlappedReducer(params, bucket_size, group)
-    store, found, held, waited = dist.distributed_c10d._get_default_store(), [], [], 0
+    store, found, held, waited = dist.distributed_c10d._get_default_store(), [], list[int](), 0
     for step in range(steps):
         h = x.detach().requires_grad_() * (step + 1)
         number = step * (len(params) + 1)

@@ -75,7 +75,7 @@ def makespan(warmups: Sequence[int], m: int, forward: int, backward: int, latenc
 def _read(value: Any, p: int) -> list[int] | str:
     """The answers of all ranks as integers, or what is wrong with one."""
     for rank, one in enumerate(value):
-        if isinstance(one, bool) or not isinstance(one, Real) or one != int(one) or one < 0:
+        if isinstance(one, bool) or not isinstance(one, Real) or one != int(float(one)) or one < 0:
             return f"rank {rank}: {one!r} is no number of forwards"
     return [int(one) for one in value]
 
