@@ -160,7 +160,7 @@ def _out_of_step(outcomes: list[dict[str, Any]], replies: list[Reply]) -> str:
     if len(set(made)) > 1:
         more = max(made) - min(made)
         return (
-            f"some ranks have made {more} group{'s' * (more > 1)} more than others; the next group would hang: "
+            f"some ranks have made more groups than others ({more} more); the next group would hang: "
             "every rank calls dist.new_group for each group, its members or not"
         )
     started: dict[tuple[int, ...], Counter[int]] = {}

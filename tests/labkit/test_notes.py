@@ -11,7 +11,7 @@ from labkit.checks import every_wait_follows, sends, untouched
 from labkit.compare import difference
 from labkit.evidence import Call, Evidence
 from labkit.exercises import Answer
-from labkit.notes import in_words
+from labkit.notes import in_words, sentences, with_sentences
 from labkit.parts import wrong_parts
 from labkit.said import WORDS
 from labkit.settings import Setting
@@ -91,3 +91,52 @@ def test_errors_and_a_labs_own_judges_are_shown_as_they_are(note: str, monkeypat
 def test_values_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SAID_IN, "zh")
     assert in_words("got 'a is wrong', expected 'rank 0: b'") == "得到 'a is wrong'，应为：'rank 0: b'"
+
+
+CHECKS = '''"""What is wrong with sums: a module."""
+def judge(answer):
+    """Say what is wrong with an answer."""
+    if answer.sums:
+        return f"rank {answer.rank} sums {len(answer.sums)} times; {'more' if answer.few else 'one'} is enough"
+    worst = f"rank {answer.rank} dies at its change {answer.change}"
+    return f"{worst}: at the end {answer.what} is still there"
+NAMES = ["a list that is no sentence of a function"]
+CASE = Case("some words of a case", accept=[most(3, "all of its weights")])
+'''
+FOUND = {
+    "rank {a} sums {b} times; {c} is enough": "rank {a} 求和了 {b} 次；{c}就够",
+    "more": "更多",
+    "one": "一次",
+    "rank {a} dies at its change {b}": "rank {a} 在第 {b} 个改动处死掉",
+    "{worst}: at the end {a} is still there": "{worst}：最后 {a} 还在",
+    "all of its weights": "它的所有权重",
+}
+
+
+def test_sentences_of_a_labs_judges_are_found_in_their_source() -> None:
+    assert sentences(CHECKS) == list(FOUND)
+    more = CHECKS.replace("    worst =", "    if answer.late:\n        return 'it waits before it sends'\n    worst =")
+    assert set(sentences(more)) - set(FOUND) == {"it waits before it sends"}, "a new one is to be translated"
+
+
+@pytest.mark.parametrize(
+    ("note", "told"),
+    [
+        ("rank 0 sums 12 times; one is enough", "rank 0 求和了 12 次；一次就够"),
+        ("2 ranks: rank 0 sums 3 times; more is enough", "2 ranks: rank 0 求和了 3 次；更多就够"),
+        ("rank 1 dies at its change 3: at the end x is still there", "rank 1 在第 3 个改动处死掉：最后 x 还在"),
+        ("ValueError: rank 0 sums 12 times; one is enough", "ValueError: rank 0 sums 12 times; one is enough"),
+        ("rank 1: ValueError: all of its weights", "rank 1: ValueError: all of its weights"),
+        ("one", "one"),
+        ("the rank 7 sums", "the rank 7 sums"),
+    ],
+    ids=["a sentence", "within a note", "two sentences", "an error", "an error of a rank", "a word", "not a sentence"],
+)
+def test_sentences_are_told_in_another_language(note: str, told: str) -> None:
+    assert with_sentences(note, FOUND) == told
+
+
+def test_a_value_after_a_sentence_is_not_part_of_it() -> None:
+    said = {"weights after step {step}": "第 {step} 步之后的权重"}
+    got = "weights after step 1: got 2, expected 3; weights after step 2 is wrong"
+    assert with_sentences(got, said) == "第 1 步之后的权重: got 2, expected 3; 第 2 步之后的权重 is wrong"
