@@ -32,7 +32,7 @@ WRONG = [
     Edit(_CLEAR, "", _ONE_NAME, _REUSE, told="not part of this save"),
     # its own folder is used again as it is: a run on fewer ranks publishes a shard of the dead one
     Edit('if left.startswith("."):', 'if left.startswith(".") and left != f".step-{step}":', _REUSE, told="not part of this save"),
-    Edit(_CLEAR, "", (_ROOT, _ROOT + _CLEAR), told="the same step, saved again, ends in FileExistsError"),
+    Edit(_CLEAR, "", (_ROOT, _ROOT + _CLEAR), told="the same step, saved again, does not return, it ends in FileExistsError"),
     Edit('if left.startswith("."):', "if True:", told="older checkpoint"),
     Edit(
         _NAMES, f'{_NAMES}    if f"step-{{step - 10}}" in disk.names():\n        disk.rename(f"step-{{step - 10}}", ".old")\n',

@@ -84,14 +84,14 @@ def _half(folder: str, left: Left, saves: Mapping[str, Mapping[str, bytes]]) -> 
     if want is None:
         return f"a folder {folder}, which is no checkpoint that was saved"
     if missing := sorted(want.keys() - left.files.keys()):
-        return f"{folder} without {missing[0]}"
+        return f"{folder} without its file {missing[0]}"
     if more := sorted(left.files.keys() - want.keys()):
         return f"{folder} with {more[0]}, which is not part of this save"
     for name, data in want.items():
         if other := left.files[name] - {data}:
             shortest = min(other, key=len)
             what = "nothing" if not shortest else "half of its bytes" if data.startswith(shortest) else "other bytes"
-            return f"{folder} with {what} in {name}"
+            return f"{folder} with {what} in its file {name}"
     return None
 
 
@@ -205,9 +205,11 @@ def _killed(answer: Answer) -> str | None:
         if [one[0] for one in death.early] != [one[0] for one in first["log"][: at % len(first["log"]) + 1]]:
             return "it goes on after it was killed, or does other things each time"
         if half := _seen(death.disk.now(), saves, old):
-            return f"{death.change}: there is {half}"
+            return f"{death.change}: at that moment there is {half}"
         if said[at]:
-            return f"{death.change}: {then}{',' * (death.step == inputs['step'])} ends in {said[at]}"
+            return (
+                f"{death.change}: {then}{',' * (death.step == inputs['step'])} does not return, it ends in {said[at]}"
+            )
         death.disk.restart()
         folders = _run(death.disk, death.later).now()
         if half := f"no {new}" if new not in folders else _seen(folders, death.saves, old):

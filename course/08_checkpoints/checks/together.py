@@ -256,7 +256,6 @@ def _saves(answer: Answer) -> str | None:
 def _blame(one: _Replay, dead: list[int], seconds: float) -> str | None:
     """Say which living rank of the first run does not know who is missing."""
     living = [(rank, when, how) for run, rank, when, how in one.ends if run == "a" and rank not in dead]
-    are = "it is rank" if len(dead) == 1 else "they are ranks"
     for rank, when, how in living:
         who = f"{one.title}: rank {rank}"
         if when > _LONG * seconds:
@@ -267,8 +266,9 @@ def _blame(one: _Replay, dead: list[int], seconds: float) -> str | None:
         if said is None or not how.startswith("TimeoutError"):
             return f"{who} ends in {how}; expected: TimeoutError, missing: {dead}"
         if [int(number) for number in re.findall(r"\d+", said[1])] != dead:
-            numbers = " and ".join(map(str, dead))
-            return f"{who} says missing: [{said[1]}]; {are} {numbers} that {'are' if dead[1:] else 'is'} missing"
+            if len(dead) == 1:
+                return f"{who} says missing: [{said[1]}]; it is rank {dead[0]}, and no other"
+            return f"{who} says missing: [{said[1]}]; they are ranks {', '.join(map(str, dead))}, and no other"
     if len({how == "returned" for *_, how in living}) > 1:
         return f"{one.title}: some of the other ranks return, others raise. One rank has to decide for all"
     return None
