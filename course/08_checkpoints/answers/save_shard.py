@@ -34,7 +34,7 @@ WRONG = [
     Edit(_ROOT, f"    {_END}{_ROOT}", told="has returned, and a power cut may leave"),
     # what the disk forgets
     Edit(_SAFE, "", told="a power cut may leave step-"),
-    Edit(_MANIFEST, "", told="in manifest"),
+    Edit(_MANIFEST, "", told="in its file manifest"),
     Edit(_NAMES, "", told="without"),
     Edit(_ROOT, "", told="has returned, and a power cut may leave no step-"),
     # in place
