@@ -8,7 +8,7 @@ keeps them so. The phrases are those of `WORDS` that begin with `note-`, tried i
 
 | phrases            | are looked for                                                        |
 |--------------------|-----------------------------------------------------------------------|
-| `part`, `whole`... | where the note ends with `note-hidden`: a lab's judge, too, says wrong |
+| `part`, `whole`... | where the note ends with `note-hidden`, or has only them               |
 | `got`, `at`...     | everywhere                                                            |
 | `with`             | at the beginning                                                      |
 | all others         | before the first value that is shown                                  |
@@ -41,6 +41,7 @@ _NAMES = "[^();:]+?"  # what all other fields hold: a name, or some
 _ERROR = re.compile(r"\b[A-Za-z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 # Before the error that a program has raised, at the beginning of a note.
 _RAISED = re.compile(rf"(?:(?:every rank|ranks? [\d, a-z]+|with [^:]*): )*{_ERROR.pattern}")
+_OF_NAMES = re.compile(r"(?:[^():;,]+ is wrong(?: \([A-Za-z ]+\))?(?:, (?=.)|\Z))+")
 _VALUE = re.compile(r"\bgot ")
 _WORD = re.compile(r"(?<!\S)[\"'(]?[A-Za-z'-]+(?=[,;:.?)\"']*(?:\s|$))")
 _HOLE = re.compile(r"\{([a-z_]\w*)\}")
@@ -59,7 +60,7 @@ JUDGES = (
 def in_words(note: str) -> str:
     """The note with the phrases that are known in the language of the labs; in English it is unchanged."""
     note = with_sentences(note, _of_judges(language()))
-    if note.endswith(WORDS["note-hidden"]):
+    if note.endswith(WORDS["note-hidden"]) or _OF_NAMES.fullmatch(note):
         return _said(note, set(_patterns()))
     error, value = _ERROR.search(note), _VALUE.search(note)
     end = error.start() if error else len(note)

@@ -88,6 +88,11 @@ def test_errors_and_a_labs_own_judges_are_shown_as_they_are(note: str, monkeypat
     assert in_words(note) == note
 
 
+def test_a_note_of_names_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAID_IN, "zh")
+    assert in_words("out is wrong, lse is wrong (its shape)") == "out 不对, lse 不对（形状）"
+
+
 def test_values_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SAID_IN, "zh")
     assert in_words("got 'a is wrong', expected 'rank 0: b'") == "得到 'a is wrong'，应为：'rank 0: b'"
