@@ -6,9 +6,11 @@
 | `idea` and `hint` of an exercise        | the same file, `idea NAME`, `hint NAME`    |
 | the cases of its check, as a list       | the same file, `cases NAME`                |
 | what is told about mistakes, as a list  | the same file, `mistakes NAME`             |
+| sentences of its judges, as a list      | the same file, `sentences MODULE`          |
 | what is guessed, units of what it is    | the same file, `guess NAME`, `guessed UNIT`|
 | questions of `course/quiz.py` (`cards`) | `course/quiz.zh.md`, `can`, `question NAME`|
 | words of the machinery (`said`)         | `labkit/said.zh.md`, `word NAME`           |
+| sentences of its judges (`notes.JUDGES`)| the same file, `sentences MODULE`          |
 | sections of `README.md`                 | `README.zh.md`, `section ID`               |
 | sections of `docs/reading_plan.md`      | `docs/reading_plan.zh.md`, `section ID`    |
 
@@ -32,13 +34,14 @@ from pathlib import Path
 from labkit.cards import pieces
 from labkit.exercises import load_lab
 from labkit.guesses import texts
+from labkit.notes import sentences_of
 from labkit.said import WORDS
 from labkit.source import name_of, notebooks
 from labkit.suspects import mistakes_of
 from minimegatron.commands.prose import Translation, Which, bulleted, mark, read, stamp
 from minimegatron.errors import ConfigError, MinimegatronError
 
-LISTS = ("cases", "mistakes")
+LISTS = ("cases", "mistakes", "sentences")
 QUIZ, SAID = "quiz", "said"
 DOCUMENTS = {"README": "README.md", "reading_plan": "docs/reading_plan.md"}
 _FENCED = re.compile(r"^[ \t]*```.*?^[ \t]*```[ \t]*$", re.S | re.M)
@@ -54,7 +57,10 @@ _ROW = re.compile(r"^[ \t]*\|.*\|[ \t]*$", re.M)
 
 
 def originals(source: Path) -> dict[Which, str]:
-    """The English pieces of a lab in their order: prose cells, ideas and hints, cases of checks, guesses, mistakes."""
+    """The English pieces of a lab in their order.
+
+    Prose cells, ideas and hints, cases of checks, guesses, mistakes, sentences of judges.
+    """
     (solution, _), (lab, _) = notebooks(source)
     cells = [*solution.cells, *lab.cells]
     found = {Which("cell", cell.id): cell.source for cell in cells if cell.cell_type == "markdown"}
@@ -66,7 +72,8 @@ def originals(source: Path) -> dict[Which, str]:
     for cell in solution.cells:
         found |= texts(cell.source) if "guess" in cell.source and cell.cell_type == "code" else {}
     mistakes = {name: mistakes_of(course, exercise) for name, exercise in exercises.items()}
-    return found | {Which("mistakes", name): bulleted(told) for name, told in mistakes.items() if told}
+    found |= {Which("mistakes", name): bulleted(told) for name, told in mistakes.items() if told}
+    return found | {Which("sentences", name): bulleted(said) for name, said in sentences_of(source.parent).items()}
 
 
 def sections(page: str) -> dict[Which, str]:
@@ -165,7 +172,9 @@ def pages(root: Path, language: str, wanted: Sequence[str] = ()) -> Iterator[tup
         elif name == QUIZ:
             yield name, pieces(importlib.import_module("course.quiz")), root / f"course/quiz.{language}.md"
         elif name == SAID:
-            yield name, {Which("word", word): text for word, text in WORDS.items()}, root / f"labkit/said.{language}.md"
+            said = {Which("sentences", module): bulleted(lines) for module, lines in sentences_of().items()}
+            words = {Which("word", word): text for word, text in WORDS.items()}
+            yield name, words | said, root / f"labkit/said.{language}.md"
         else:
             yield name, originals(sources[name]), sources[name].with_name(f"{language}.md")
 

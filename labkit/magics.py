@@ -35,6 +35,7 @@ from labkit.fresh import Nursery
 from labkit.guesses import Guesses, question_of, unit_of
 from labkit.judge import judge
 from labkit.made import Made
+from labkit.notes import translated_sentences
 from labkit.plainly import NotebookError, compiled, frames_of_the_cell, in_short, plain, plainly
 from labkit.ranks import pool as workers
 from labkit.ranks.torchrun import Run, launch, render
@@ -170,8 +171,9 @@ class LabMagics(Magics):
         asked = self.lab_and_work[0][name]
         whats, mistakes = [case.what for case in asked.cases], mistakes_of(self._course, asked)
         said = self._lines("mistakes", name, mistakes)
-        return verdict.with_cases(self._lines("cases", name, whats)).with_mistake(
-            dict(zip(mistakes, said, strict=True))
+        verdict = verdict.with_cases(self._lines("cases", name, whats))
+        return verdict.with_mistake(dict(zip(mistakes, said, strict=True))).with_sentences(
+            translated_sentences(self._translated, _source_of(self._course).parent)
         )
 
     def _check(self, name: str) -> Verdict:

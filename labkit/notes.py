@@ -13,15 +13,24 @@ keeps them so. The phrases are those of `WORDS` that begin with `note-`, tried i
 | `with`             | at the beginning                                                      |
 | all others         | before the first value that is shown                                  |
 
-The words of Python's errors, values, and sentences of a lab's own judges stay as they are.
+A lab's own judges write sentences of three words or more, with fields. `sentences` finds them in the source of a
+module of its checks, and `with_sentences` puts translated ones in their places:
+
+    f"rank {rank} sends {n + 1} parts; n are enough"      'rank {rank} sends {a} parts; n are enough'
+
+The words of Python's errors, and values, stay as they are.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from labkit.said import WORDS, say
+from labkit.said import WORDS, language, say
+from minimegatron.commands.prose import Translation, Which, lines_in_language, read
 
 _PREFIX = "note-"
 _OF_PARTS = ("part", "whole", "way", "hidden")
@@ -31,10 +40,21 @@ _FIELDS = {"count": r"\d+", "all": r"\d+", "next": r"\d+", "call": r"\w+", "got"
 _NAMES = "[^();:]+?"  # what all other fields hold: a name, or some
 _ERROR = re.compile(r"\b[A-Za-z]\w*(?:Error|Exception|Interrupt|Exit)\b")
 _VALUE = re.compile(r"\bgot ")
+_WORD = re.compile(r"(?<!\S)[\"'(]?[A-Za-z'-]+(?=[,;:.?)\"']*(?:\s|$))")
+_HOLE = re.compile(r"\{([a-z_]\w*)\}")
+_FEWEST_WORDS = 3  # of a sentence; with fewer it is a name
+_ROOT = Path(__file__).parent.parent
+# Modules that write sentences for every lab: the judge's, and those that say what is wrong with a list of actions.
+JUDGES = (
+    "labkit/checks", "labkit/closing", "labkit/deciding", "labkit/player", "labkit/playing", "labkit/settings",
+    "minimegatron/parallel/pipeline/actions",
+    "minimegatron/parallel/pipeline/schedule_check",
+)  # fmt: skip
 
 
 def in_words(note: str) -> str:
     """The note with the phrases that are known in the language of the labs; in English it is unchanged."""
+    note = with_sentences(note, _of_judges(language()))
     if note.endswith(WORDS["note-hidden"]):
         return _said(note, set(_patterns()))
     error, value = _ERROR.search(note), _VALUE.search(note)
@@ -69,3 +89,142 @@ def _patterns() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 
 def _field(match: re.Match[str]) -> str:
     return f"(?P<{match[1]}>{_FIELDS.get(match[1], _NAMES)})"
+
+
+# ------------------------------------------------------------------------------------------------ sentences of a lab
+
+
+def sentences(source: str) -> list[str]:
+    """The sentences that functions of this module write, each once, in their order; a value of one is a field.
+
+    A field has the name of the variable, or a letter where it is an expression. A sentence has three words or more
+    beside its fields, or is one of two that a condition chooses from (`'more' if ... else 'less'`), with which another
+    one is filled in. What a function says of itself (its docstring) is none. Outside of functions what a case gives to
+    those who make its judges counts: `accept=[most_bytes(2 * n, "the inputs and the output")]`.
+    """
+    return list(dict.fromkeys(text for node in ast.parse(source).body for text in _below(node)))
+
+
+def sentences_of(lab: Path | None = None) -> dict[str, list[str]]:
+    """{module: its sentences}, where it has some: of the checks in the folder of a lab; of `JUDGES` without one."""
+    paths = sorted((lab / "checks").glob("*.py")) if lab else [_ROOT / f"{judge}.py" for judge in JUDGES]
+    found = {path.stem: sentences(path.read_text(encoding="utf-8")) for path in paths}
+    return {name: said for name, said in found.items() if said}
+
+
+def translated_sentences(there: Mapping[Which, Translation], lab: Path | None = None) -> dict[str, str]:
+    """{English: translated} of `sentences_of(lab)`, as far as they are in a file of translations."""
+    found: dict[str, str] = {}
+    for module, english in sentences_of(lab).items() if there else ():
+        found |= dict(zip(english, lines_in_language(there, Which("sentences", module), english), strict=True))
+    return found
+
+
+@functools.cache
+def _of_judges(language: str) -> dict[str, str]:
+    return translated_sentences(read(Path(__file__).with_name(f"said.{language}.md")))
+
+
+def _below(node: ast.AST, *, judges: bool = False) -> Iterator[str]:
+    """The sentences of the functions below a node; `judges`: and the arguments of the calls there."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield from _written(node)
+        return
+    if isinstance(node, ast.Call) and judges:
+        for given in [*node.args, *(keyword.value for keyword in node.keywords)]:
+            if isinstance(given, ast.Constant | ast.JoinedStr):
+                yield from _written(given)
+    for child in ast.iter_child_nodes(node):
+        yield from _below(child, judges=judges or isinstance(child, ast.keyword) and child.arg == "accept")
+
+
+def _words(template: str) -> int:
+    return len(_WORD.findall(_HOLE.sub(" ", template)))
+
+
+def _written(node: ast.AST, *, chosen: bool = False) -> Iterator[str]:
+    """The sentences below a node; `chosen`: a condition chooses it."""
+    if isinstance(node, ast.Constant | ast.JoinedStr):
+        text = _template([node] if isinstance(node, ast.Constant) else node.values)
+        if (_words(text) >= _FEWEST_WORDS or chosen and _words(text)) and "\n" not in text:
+            yield text
+    children = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.JoinedStr):
+        children = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node):
+        children.remove(node.body[0])
+    for child in children:
+        yield from _written(child, chosen=isinstance(node, ast.IfExp))
+
+
+def _template(parts: list[ast.expr]) -> str:
+    """A string as its literal parts and its fields."""
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    said = []
+    for part in parts:
+        if isinstance(part, ast.Constant):
+            said.append(str(part.value) if isinstance(part.value, str) else "")
+        elif isinstance(part, ast.FormattedValue):
+            name = part.value.id.lower() if isinstance(part.value, ast.Name) else next(letters)
+            said.append(f"{{{name}}}")
+    return "".join(said)
+
+
+def with_sentences(note: str, said: Mapping[str, str], *, field: bool = False) -> str:
+    """A note with the sentences of judges in another language, {English: translated}, also those that fill in others.
+
+    `field`: it fills in another one; sentences of few words are looked for only there.
+    """
+    hidden = WORDS["note-hidden"]
+    if note.endswith(hidden):
+        return with_sentences(note.removesuffix(hidden), said) + hidden
+    for english, pattern, short in _by_length(tuple(said)):
+        if short and not field:
+            continue
+        if found := _closest(pattern, note, tight=not english.startswith("{")):
+            fields = {name: with_sentences(value, said, field=True) for name, value in found.groupdict().items()}
+            before, after = (with_sentences(part, said) for part in (note[: found.start()], note[found.end() :]))
+            return before + _filled(said[english], fields) + after
+    return note
+
+
+def _filled(template: str, fields: Mapping[str, str]) -> str:
+    return _HOLE.sub(lambda field: fields.get(field[1], field[0]), template)
+
+
+def _closest(pattern: re.Pattern[str], note: str, *, tight: bool) -> re.Match[str] | None:
+    """The first match; `tight`: from its last possible beginning, so that no field holds another sentence."""
+    found = first = pattern.search(note)
+    while tight and first and found and (later := pattern.search(note, found.start() + 1)):
+        if later.start() >= first.end():
+            break
+        found = later
+    return found
+
+
+@functools.cache
+def _by_length(templates: tuple[str, ...]) -> list[tuple[str, re.Pattern[str], bool]]:
+    """(Template, its pattern, whether it has few words); the longest first, because one can hold another."""
+    ordered = sorted(templates, key=lambda one: -len(_HOLE.sub("", one)))
+    return [(one, _pattern(one), _words(one) < _FEWEST_WORDS) for one in ordered]
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    """What a template looks like with its fields filled in; a field at its end goes as far as the note.
+
+    One of few words is looked for only as the whole of a field.
+    """
+    seen: set[str] = set()
+
+    def field(match: re.Match[str]) -> str:
+        name, last = match[1], match.end() == len(template)
+        again = name in seen
+        seen.add(name)
+        return f"(?P={name})" if again else f"(?P<{name}>{'.*' if last else '.*?'})"
+
+    pieces, at = [], 0
+    for match in _HOLE.finditer(template):
+        pieces += [re.escape(template[at : match.start()]), field(match)]
+        at = match.end()
+    whole = "".join(pieces) + re.escape(template[at:])
+    return re.compile(whole if _words(template) >= _FEWEST_WORDS else rf"\A{whole}\Z")

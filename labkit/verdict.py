@@ -32,7 +32,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.notes import in_words
+from labkit.notes import in_words, with_sentences
 from labkit.said import WORDS, columns, padded, say
 from labkit.shown import clean
 
@@ -129,6 +129,11 @@ class Verdict:
         """The same with the mistake in another language, {English: translated}, where it is there."""
         there = {clean(english): text for english, text in said.items()}
         return dataclasses.replace(self, mistake=there.get(self.mistake, self.mistake))
+
+    def with_sentences(self, said: Mapping[str, str]) -> Verdict:
+        """The same with the sentences of the lab's judges in another language, {English: translated}."""
+        rows = (dataclasses.replace(row, note=with_sentences(row.note, said)) for row in self.rows)
+        return dataclasses.replace(self, rows=tuple(rows), note=with_sentences(self.note, said))
 
     @property
     def _shown(self) -> tuple[Row, ...]:

@@ -152,7 +152,7 @@ def test_no_w_is_in_the_way_of_lists_that_are_as_fast_as_asked(p: int) -> None:
     ],
 )  # fmt: skip
 def test_a_slow_list_is_told_which_w_is_in_the_way(rows: list[str], why: str) -> None:
-    assert SCHEDULES._in_the_way(simulate(schedules.schedule_from_text("x", rows))) == f". For example, {why}"
+    assert SCHEDULES._in_the_way(simulate(schedules.schedule_from_text("x", rows))) == f". An example of it: {why}"
 
 
 def test_a_stage_that_keeps_a_microbatch_is_told_so_at_once(nursery: Nursery) -> None:
@@ -168,7 +168,7 @@ def test_a_group_of_its_members_only_is_refused(nursery: Nursery) -> None:
     )
     members = LAB.solutions["sync_tied"].replace(makes + leaves, leaves + makes)
     verdict = LAB.check(nursery, "sync_tied", members)
-    assert verdict.points == 2 and "the next group would hang" in verdict.rows[2].note, verdict
+    assert verdict.points == 2 and "the next one would hang" in verdict.rows[2].note, verdict
 
 
 def ends(schedule: schedules.Schedule) -> bool:

@@ -208,7 +208,7 @@ def test_a_group_that_is_ignored_hangs_in_the_smaller_one_only(nursery: Nursery)
 def test_a_group_that_only_its_members_make_is_found(nursery: Nursery) -> None:
     source = OWN.replace("    return x", "    if dist.get_rank() == 0:\n        dist.new_group([0])\n    return x")
     verdict = check(nursery, "own_group", source)
-    assert verdict.points == 0 and "some ranks have made 1 group more than others" in verdict.note
+    assert verdict.points == 0 and "some ranks have made 1 more than others" in verdict.note
 
 
 def test_a_communication_that_one_rank_starts_alone_is_found(nursery: Nursery) -> None:

@@ -141,7 +141,7 @@ def beat_zb_h1():
 
 
 # %% wrong: the same, with each W right after its B
-# told: it takes 23 steps; fewer than 23 are asked for. For example, rank
+# told: it takes 23 steps; fewer than 23 are asked for. An example of it: rank
 def beat_zb_h1():
     rows = []
     for rank in range(4):

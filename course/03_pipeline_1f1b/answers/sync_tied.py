@@ -13,7 +13,7 @@ WRONG = [
     Edit("total, group=group)", "total, group=group, async_op=True)", told="never waits for its all_reduce"),
     Edit("[0, dist.get_world_size() - 1]", "[0, 1]", told="first and the last rank"),
     Edit(_NONE, "    total = grad\n", told="in no group"),
-    Edit(_GROUP + _NONE, _NONE + _GROUP, told="the next group would hang"),
+    Edit(_GROUP + _NONE, _NONE + _GROUP, told="the next one would hang"),
     Edit(_GROUP, "", ("def sync_tied", "GROUP =" + _GROUP.partition("=")[2] + "\n\ndef sync_tied"), ("group=group", "group=GROUP"), told="no process group yet"),
     Edit("    group = dist", "    dist.barrier()\n    group = dist", told="calls barrier"),
 ]

@@ -178,7 +178,7 @@ def _in_the_way(plan: Simulation) -> str:
                 steps = f"from step {float(before.end):g} to {float(after.start):g}"
                 waits = f"rank {after.rank} waits {steps} for the input of {label(after.action)}"
                 found.append((before.end, after.rank, f"{waits}: {', and '.join(why)}"))
-    return f". For example, {min(found)[-1]}" if found else ""
+    return f". An example of it: {min(found)[-1]}" if found else ""
 
 
 def _w_ahead_of(one: TimedAction, row: Sequence[TimedAction]) -> TimedAction | None:

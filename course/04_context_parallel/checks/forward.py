@@ -119,14 +119,6 @@ def _computes_meanwhile(answer: Answer) -> str | None:
     return sentence and before + sentence
 
 
-_CUTS = {
-    (True, True): "keys that only some queries of a call see are computed for all, and a block of n keys goes whole",
-    (True, False): "keys that only some of the queries of a call see are computed for all of them",
-    (False, True): "of a block of n keys nothing is skipped where one half is seen",
-    (False, False): "skip what the mask hides",
-}  # (the first ranks do too much, the last ones do)
-
-
 def _hidden_skipped(answer: Answer) -> str | None:
     """Check that hidden pairs are not computed: an undivided q costs the first ranks most, a block of n keys the last
     ones."""
@@ -143,7 +135,15 @@ def _hidden_skipped(answer: Answer) -> str | None:
     if not too_much:
         return None
     rank, much = next(iter(too_much.items()))
-    cut = _CUTS[0 in too_much, size - 1 in too_much]
+    cut = {  # whether the first rank does too much, and the last one
+        (
+            True,
+            True,
+        ): "keys that only some queries of a call see are computed for all, and a block of n keys goes whole",
+        (True, False): "keys that only some of the queries of a call see are computed for all of them",
+        (False, True): "of a block of n keys nothing is skipped where one half is seen",
+        (False, False): "skip what the mask hides",
+    }[0 in too_much, size - 1 in too_much]
     return f"rank {rank} does {much} multiply-adds; {enough} are enough without what is hidden: {cut}"
 
 

@@ -268,7 +268,7 @@ def _blame(one: _Replay, dead: list[int], seconds: float) -> str | None:
             return f"{who} ends in {how}; expected: TimeoutError, missing: {dead}"
         if [int(number) for number in re.findall(r"\d+", said[1])] != dead:
             numbers = " and ".join(map(str, dead))
-            return f"{who} says missing: [{said[1]}]; {are} {numbers} that {'are' if dead[1:] else 'is'} missing"
+            return f"{who} says missing: [{said[1]}] where {are} {numbers}"
     if len({how == "returned" for *_, how in living}) > 1:
         return f"{one.title}: some of the other ranks return, others raise. One rank has to decide for all"
     return None
