@@ -139,6 +139,19 @@ RIGHT = [
     own = add(slice(half, None), first, cp.rank)
     own += behind.wait()
 """),
+    # 2C blocks: K and V come home as well
+    Edit(_BODY, """    shift = Shift(block, cp)
+    behind = Shift(add(slice(0, half), first, cp.rank), cp, tag=1)
+    for step in range(1, cp.size):
+        block = shift.wait()
+        shift = Shift(block, cp)
+        part = add(slice(None), block, (cp.rank - step) % cp.size)
+        part += behind.wait()
+        behind = Shift(part, cp, tag=1)
+    own = add(slice(half, None), first, cp.rank)
+    own += behind.wait()
+    shift.wait()
+"""),
 ]
 
 EQUIVALENT = [
