@@ -122,7 +122,8 @@ WRONG = [
     # what comes back is fp32
     Edit("dq.to(q.dtype), *own.to(k.dtype)", "dq, *own", told="dq is float32; the inputs are bfloat16"),
     # fp32 is too little for float64
-    Edit("lse.dtype,", "torch.float32,"),
+    Edit("lse.dtype,", "torch.float32,",
+         mistake="Where the inputs are float64 you compute in fp32. Only bf16 needs a wider dtype: lse has the right one."),
 ]
 
 RIGHT = [

@@ -217,7 +217,7 @@ ULYSSES = Exercise(
         Case("one all-to-all each way, of what a rank holds", partial(_heads, cp=4), hidden=True, points=2, accept=[
             sends("all_to_all", times=2, at_most=("x and y", lambda i: 2 * i[0]["x"].nbytes))], errors=dict.fromkeys(
                 ("deadlock", "in->size % context->size"),  # as many numbers as the world can divide, or not
-                "All ranks of cp take part in each all-to-all, and no others of the world: pass group=cp.group.",
+                "All ranks of cp take part in each all-to-all, and no others of the world: each call names its group.",
             )),
     ],
     idea="Write down the order in which the chunks arrive, rank by rank, and the order in which attention wants them.",
