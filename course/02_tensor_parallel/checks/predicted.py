@@ -57,9 +57,8 @@ BYTES = Exercise(
         Case("the whole layer recomputed, sequence parallelism", _a_layer(True, "full"), hidden=True,
              fixed=[{**_ODD, **_SP, "recompute": "full"}]),
     ],
-    idea="Count the arrows of the picture in both directions, and what each of them sends; then what it does not show. "
-    "Walk through a second run from its beginning, and ask of each arrow: does the backward pass need a tensor that "
-    "lies behind it?",
+    idea="Count the arrows of the picture in both directions, then what it does not show. Walk through a second run, "
+    "and ask of each arrow: does the backward pass need a tensor that lies behind it?",
     hint="Two column-row pairs, each with one sum forward and one backward, of s*b*h elements. An all-reduce costs "
     "2 n (t-1)/t; with sequence parallelism each becomes an all-gather and a reduce-scatter, and each pair gathers its "
     "input once more for dW, also when a second run has gathered it just before. The backward pass of a row layer "
