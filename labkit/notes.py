@@ -51,7 +51,7 @@ _FEWEST_WORDS = 3  # of a sentence; with fewer it is a name
 _ROOT = Path(__file__).parent.parent
 # Modules that write sentences for every lab: the judge's, and those that say what is wrong with a list of actions.
 JUDGES = (
-    "labkit/checks", "labkit/closing", "labkit/deciding", "labkit/player", "labkit/playing",
+    "labkit/checks", "labkit/closing", "labkit/deciding", "labkit/player", "labkit/playing", "labkit/settings",
     "minimegatron/parallel/pipeline/actions",
     "minimegatron/parallel/pipeline/schedule_check",
 )  # fmt: skip
@@ -178,26 +178,27 @@ def _template(parts: list[ast.expr]) -> str:
 def with_sentences(note: str, said: Mapping[str, str], *, field: bool = False) -> str:
     """A note with the sentences of judges in another language, {English: translated}, also those that fill in others.
 
-    `field`: it fills in another one; sentences of few words are looked for only there.
+    `field`: it fills in another one, or stands beside one; sentences of few words are looked for only there. The one
+    that takes most of the note is the outer one.
     """
     hidden = WORDS["note-hidden"]
     if note.endswith(hidden):
         return with_sentences(note.removesuffix(hidden), said) + hidden
     if _RAISED.match(note):
         return note
-    longest: tuple[int, str, re.Match[str] | None] = (0, "", None)
+    best: tuple[tuple[bool, int], str, re.Match[str] | None] = ((False, 0), "", None)
     for english, pattern, short in _by_length(tuple(said)):
         if short and not field or not all(part in note for part in _literals(english)):
             continue
         found = _closest(pattern, note, tight=not english.startswith("{"))
-        if found and len(found[0]) > longest[0]:
-            longest = len(found[0]), english, found
-    _, english, found = longest
+        if found and (not short, len(found[0])) > best[0]:
+            best = (not short, len(found[0])), english, found
+    _, english, found = best
     if not found:
         return note
     fields = {name: with_sentences(value, said, field=True) for name, value in found.groupdict().items()}
     parts = (note[: found.start()], note[found.end() :])
-    before, after = (with_sentences(part, said, field=field) for part in parts)
+    before, after = (with_sentences(part, said, field=True) for part in parts)
     return before + _filled(said[english], fields) + after
 
 

@@ -36,7 +36,6 @@ from minimegatron.errors import ranges
 _NAME, _GROUP, _WAITED = (
     [field.name for field in dataclasses.fields(Call)].index(name) for name in ("name", "group", "waited")
 )
-_ABORTED = "; gloo ends a rank so that gets a message longer than the tensor that receives it"
 _COMMUNICATE = ("distributed_c10d.py", "collectives.py")  # files whose functions are communications
 _PATIENCE = 6.0  # seconds of processor that a known mistake may compute for
 _SENT = {"answers": "value", "evidence": "evidence", "changed": "changed"}  # by rank, and in what a rank sends
@@ -217,7 +216,8 @@ def _failure(replies: list[Reply], asked: Exercise, sources: Mapping[str, str]) 
         return {"error": text, "unread": bool(said[rank].get("unread")), "raised": said[rank]["error"]}
     if gone:
         why = replies[gone[0]].ended or "sent what cannot be read"
-        why += _ABORTED if why.endswith("SIGABRT") and len(said) > 1 else ""
+        if why.endswith("SIGABRT") and len(said) > 1:
+            why += "; gloo ends a rank so that gets a message longer than the tensor that receives it"
         return {"error": f"{_who(gone[:1], len(said))}no answer: the process {why}", **late}
     if any(reply.ended in waiting for reply in replies):
         what = f"no answer within {asked.seconds:g} s" if late else "deadlock: nothing goes on any more"

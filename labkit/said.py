@@ -78,6 +78,7 @@ WORDS = {
     "note-brings": "rank {rank} never waits for its {call}: what it brings may not be there when it is used",
     "note-form": "the answer has not the form that was asked for",
     "note-not-tried": "not tried after that",
+    "note-returned": "has returned",
     "note-strided": "with inputs that are not contiguous: ",
     "note-double": "with inputs of float64: ",
     "note-smaller": "with a group smaller than the world: ",

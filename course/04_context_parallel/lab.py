@@ -732,7 +732,8 @@ for name, lengths in PACKED.items():
 # Go on by hand: dV is 2 for every key; the gradient of the scores before they are divided by √d is -4, 0, 10, -6. Its
 # sum is 0: adding the same number to all scores changes no softmax. The check's first case has these numbers.
 #
-# **Exercise.** One piece's terms of dq, dk and dv. You may hold this piece's scores whole.
+# **Exercise.** One piece's terms of dq, dk and dv. You may hold this piece's scores whole. The score of a hidden key may
+# be hundreds above lse; its P is 0.
 
 # %%
 # %%exercise piece_backward
@@ -1360,7 +1361,8 @@ for name, got, want in pairs:
 # dq. At step i rank r *should* use the block of rank (r-i) mod C, and it does use the places of that rank.
 #
 # **Exercise.** Whose keys and values did it really use? `dqs[i]` is step i's share; `ks[j]`, `vs[j]` are the blocks
-# of all ranks. Return a list of ranks, one for each step. Your `piece_backward` is the tool.
+# of all ranks. Return a list of ranks, one for each step. Your `piece_backward` is the tool. The gradients may be of any
+# size, 1e-5 or 1e4: no fixed tolerance tells the blocks apart.
 
 # %%
 # %%exercise blocks_used

@@ -141,17 +141,24 @@ def _triangle(axes: Axes, held: Sequence[Sequence[int]], documents: Sequence[int
         axes.add_patch(
             Rectangle((left, i), i + 1 - left, 1, facecolor=colour, edgecolor=INK, hatch=pattern, linewidth=0.4)
         )
-    for rank, run in groupby(range(len(owner)), key=owner.__getitem__):
+    s, packed = len(owner), bool(documents)
+    for rank, run in groupby(range(s), key=owner.__getitem__):
         rows = list(run)
+        beside = (
+            rows[-1] + 1.4 if packed else -0.3
+        )  # bars of one document begin at the left edge, those of several do not
         middle = (rows[0] + rows[-1] + 1) / 2
-        axes.text(-0.3, middle, f"rank {rank}", ha="right", va="center", fontsize=8)
-    s = len(owner)
+        axes.text(beside, middle, f"rank {rank}", ha="left" if packed else "right", va="center", fontsize=8)
     shares = "  ".join(f"{rank}: {pairs}" for rank, pairs in enumerate(work))
-    keys = "keys: those that the query sees" if documents else "keys: as many as the query sees"
+    keys = "keys: those that the query sees" if packed else "keys: as many as the query sees"
     axes.text(s / 2, s * 1.02, keys, ha="center", va="top", fontsize=8)
-    axes.text(-0.27 * s, s / 2, "queries, first at the top", ha="center", va="center", fontsize=8, rotation=90)
-    axes.text(0.4 * s, s * 1.10, f"pairs (query, key) of rank {shares}", ha="center", va="top", fontsize=8)
-    axes.set_xlim(-0.31 * s, 1.01 * s)
+    sides = (-0.09 * s, 1.19 * s) if packed else (-0.31 * s, 1.01 * s)
+    axes.text(
+        sides[0] + 0.04 * s, s / 2, "queries, first at the top", ha="center", va="center", fontsize=8, rotation=90
+    )
+    x = (0.5 if packed else 0.4) * s
+    axes.text(x, s * 1.10, f"pairs (query, key) of rank {shares}", ha="center", va="top", fontsize=8)
+    axes.set_xlim(sides)
     axes.set_ylim(1.18 * s, 0)
     blank(axes)
 

@@ -96,9 +96,11 @@ def names_of_papers(texts: Iterable[str]) -> dict[str, str]:
             before = re.split(r"[;|:)],? |(?<!\bal)(?<!Dr)[.] | and (?=[A-Z]\w+ et al)| \((?=[A-Z]\w+ et al)", before)[
                 -1
             ]
-            name = re.sub(r"^(?:Papers?|See|In) |\*|,? for .*", "", before).replace(" (", ", ").replace(",,", ",")
+            name = re.sub(r"^(?:Papers?|See|In|and) |^\(|\*|,? for .*", "", before)
+            name = name.replace(" (", ", ").replace(",,", ",")
             if re.fullmatch(r"[A-Z][\w&,.’' -]{2,60}", name) and (re.search(r"\d{4}|et al", name) or len(name) < 20):
-                said[match[1]][name] += 1
+                dated = name if re.search(r"\d{4}", name) or "et al" not in name else f"{name} 20{match[1][:2]}"
+                said[match[1]][dated] += 1
     return {number: max(counts, key=lambda name: (counts[name], len(name))) for number, counts in said.items()}
 
 
@@ -212,7 +214,7 @@ def _lab(name: str, lab: str) -> str:
 
 
 def _paper(number: str, names: dict[str, str]) -> str:
-    return f"[{names.get(number, 'arXiv')}, {number}](https://arxiv.org/abs/{number})"
+    return f"[{', '.join(filter(None, (names.get(number), number)))}](https://arxiv.org/abs/{number})"
 
 
 def _by_paper(

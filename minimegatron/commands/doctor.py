@@ -65,6 +65,7 @@ def examine() -> Facts:
         "packages": {name: _version(name) for name in PACKAGES},
         "limits": limits(),
         "kernels": None,
+        "kernels_in_wheel": False,
         "attention": None,
         "broken": [],
     }
@@ -74,7 +75,8 @@ def examine() -> Facts:
         facts["torch"] = None
         facts["broken"].append(f"torch: {type(error).__name__}: {error}")
         return facts
-    facts["kernels"], facts["attention"] = examine_kernels(), examine_attention(bool(facts["torch"]["gpus"]))
+    facts["kernels"], facts["kernels_in_wheel"] = examine_kernels(), kernels_in_wheel()
+    facts["attention"] = examine_attention(bool(facts["torch"]["gpus"]))
     for name, check in (("autograd", check_autograd), ("gloo", check_gloo)):
         try:
             check()
@@ -105,6 +107,13 @@ def examine_torch(gpus: list[str]) -> Facts:
     nccl = dist.is_available() and dist.is_nccl_available()
     reason = None if seen else obstacle(gpus, torch.__version__, torch.version.cuda, os.environ)
     return {"version": torch.__version__, "build": build, "gpus": seen, "nccl": nccl, "obstacle": reason}
+
+
+def kernels_in_wheel() -> bool:
+    """Whether the wheel brought every kernel for this CPU, compiled."""
+    from minimegatron.kernels import build, prebuilt
+
+    return all(build.came_along(path.stem) for path in prebuilt.CSRC.glob("*.cpp"))
 
 
 def examine_kernels() -> Facts:
@@ -175,7 +184,8 @@ def ways(facts: Facts) -> list[tuple[str, str]]:
     if seen:
         fused = f"torch's: {obstacles['cuda']}" if obstacles["cuda"] else "CUDA, built when first used"
     else:
-        own = f"torch's: {obstacles['cpu']}" if obstacles["cpu"] else "for CPUs, built when first used"
+        made = "compiled in the wheel" if facts["kernels_in_wheel"] else "built when first used"
+        own = f"torch's: {obstacles['cpu']}" if obstacles["cpu"] else f"for CPUs, {made}"
         fused = f"{own}; CUDA's emulated to learn with: {obstacles['emulated'] or 'kernels=emulated'}"
     labs = (
         f"JupyterLab: {'minimegatron' if installed.from_wheel() else 'make'} lab"

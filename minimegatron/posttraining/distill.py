@@ -26,9 +26,9 @@ temperature there are two more.
 **In a pipeline** the teacher's last hidden states of all microbatches of a step are computed before the student's
 schedule runs (`Task.prepare`), by the same pipeline ranks.
 
-Hinton et al. 2015 (arXiv 1503.02531); Agarwal et al. 2024 (GKD, arXiv 2306.13649); Gu et al. 2024 (MiniLLM, reverse,
-arXiv 2306.08543). TRL: `trl/trainer/distillation_trainer.py`, `trl/experimental/gkd`, whose names `lmbda` and `beta`
-are. Megatron-LM: `megatron/post_training/loss_func.py`, with ModelOpt.
+Hinton et al. 2015 (arXiv 1503.02531); Agarwal et al. 2024 (GKD, arXiv 2306.13649); Gu et al. 2024 (MiniLLM,
+arXiv 2306.08543): reverse. TRL: `trl/trainer/distillation_trainer.py`, `trl/experimental/gkd`, whose names
+`lmbda` and `beta` are. Megatron-LM: `megatron/post_training/loss_func.py`, with ModelOpt.
 """
 
 from __future__ import annotations

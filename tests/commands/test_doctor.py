@@ -83,7 +83,8 @@ def test_how_kernels_run_is_told(facts):
     on_gpu = {**facts, **GPU, "torch": {"version": "2.13.0", "build": "CUDA 13.0", "gpus": 1, "nccl": True}}
     free = dict.fromkeys(("cuda", "emulated", "cpu"))
     blocked = {"cuda": "this machine has no nvcc", "emulated": "no g++", "cpu": "no g++"}
-    machines = [{**machine, "kernels": k} for machine in (facts, on_gpu) for k in (free, blocked)]
+    plain = {"kernels_in_wheel": False}
+    machines = [{**machine, **plain, "kernels": k} for machine in (facts, on_gpu) for k in (free, blocked)]
     said = [dict(doctor.ways(machine))["kernels"] for machine in machines]
     assert said == [
         "for CPUs, built when first used; CUDA's emulated to learn with: kernels=emulated",
@@ -91,6 +92,8 @@ def test_how_kernels_run_is_told(facts):
         "CUDA, built when first used",
         "torch's: this machine has no nvcc",
     ]
+    said = dict(doctor.ways({**facts, "kernels": free, "kernels_in_wheel": True}))["kernels"]
+    assert said.startswith("for CPUs, compiled in the wheel; ")
 
 
 def test_the_compiler_is_told_with_its_origin(monkeypatch):

@@ -45,6 +45,18 @@ def test_a_query_of_a_packed_sequence_sees_its_own_document():
         causal_map({"zigzag": ZIGZAG}, [9, 1])
 
 
+def test_a_rank_of_a_packed_sequence_is_named_beside_its_bars():
+    """At the left edge the names of later documents were half a picture away from their bars."""
+    held = [[*range(4 * r, 4 * r + 4), *range(28 - 4 * r, 32 - 4 * r)] for r in range(4)]
+    figure = causal_map({"zigzag": held}, [16, 4, 4, 4, 4])
+    bars, names = boxes(figure), [t for t in figure.axes[0].texts if t.get_text().startswith("rank ")]
+    assert len(names) == 7 and not overlaps(figure)
+    for name in names:
+        x, y = name.get_position()
+        bar = bars[int(y)]
+        assert 0 < x - bar.get_x() - bar.get_width() < 6 and int(y) in held[int(name.get_text()[5:])]
+
+
 def test_chunks_arrive_rank_by_rank_are_sorted_and_the_frames_turn_from_columns_to_rows():
     figure = heads_for_tokens(8, CHUNKS)
     orders = [[t.get_text() for t in axes.texts if t.get_text().isdigit()][:8] for axes in figure.axes]

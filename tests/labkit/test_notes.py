@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from labkit.checks import every_wait_follows, sends, untouched
 from labkit.compare import difference
 from labkit.evidence import Call, Evidence
 from labkit.exercises import Answer
-from labkit.notes import in_words, sentences, with_sentences
+from labkit.notes import in_words, sentences, translated_sentences, with_sentences
 from labkit.parts import wrong_parts
 from labkit.said import WORDS
 from labkit.settings import Setting
+from minimegatron.commands import prose
 from minimegatron.commands.my_labs import SAID_IN
 
+ROOT = Path(__file__).parent.parent.parent
 HIDDEN = WORDS["note-hidden"]
 ENGLISH = (
     r"\b(?:got|expected|wrong|differ|stay|hidden|holds|its?|other|with|every|missing|more|calls|never|sends|also)\b"
@@ -52,6 +55,7 @@ def written() -> list[str]:
         *compared(), *judged(), *(f"{setting}: every rank: {note}" for setting in before for note in compared()[:2]),
         *(f"{who}: {note}" for who in ("rank 0", "ranks 0 to 2") for note in compared()),
         "it changes its input `x`: compute on a copy",
+        "rank 0: has returned",
         "rank 0 never waits for its send: what it brings may not be there when it is used",
     ]  # fmt: skip
 
@@ -79,7 +83,7 @@ def test_in_chinese_only_names_and_values_stay(monkeypatch: pytest.MonkeyPatch) 
     [
         "ValueError: got 3, expected 4 (line 2: raise)",
         "out is wrong: it is o, which is still to be divided by l",
-        "RuntimeError: rank 0: it calls x; allowed here: no communication",
+        "RuntimeError: rank 0: it is no dict, and 3 more",
         "some other sentence of a lab's judge",
     ],
 )
@@ -98,7 +102,7 @@ def test_values_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_words("got 'a is wrong', expected 'rank 0: b'") == "得到 'a is wrong'，应为：'rank 0: b'"
 
 
-CHECKS = '''"""What is wrong with sums: a module."""
+SUMS = '''"""What is wrong with sums: a module."""
 def judge(answer):
     """Say what is wrong with an answer."""
     if answer.sums:
@@ -119,8 +123,8 @@ FOUND = {
 
 
 def test_sentences_of_a_labs_judges_are_found_in_their_source() -> None:
-    assert sentences(CHECKS) == list(FOUND)
-    more = CHECKS.replace("    worst =", "    if answer.late:\n        return 'it waits before it sends'\n    worst =")
+    assert sentences(SUMS) == list(FOUND)
+    more = SUMS.replace("    worst =", "    if answer.late:\n        return 'it waits before it sends'\n    worst =")
     assert set(sentences(more)) - set(FOUND) == {"it waits before it sends"}, "a new one is to be translated"
 
 
@@ -145,3 +149,60 @@ def test_a_value_after_a_sentence_is_not_part_of_it() -> None:
     said = {"weights after step {step}": "第 {step} 步之后的权重"}
     got = "weights after step 1: got 2, expected 3; weights after step 2 is wrong"
     assert with_sentences(got, said) == "第 1 步之后的权重: got 2, expected 3; 第 2 步之后的权重 is wrong"
+
+
+CHECKS = '''
+"""Of a module: no sentence."""
+WORDS = "a text that nobody is told"
+
+def judge(answer):
+    """Of a function: no sentence, either."""
+    said = f"rank {answer.rank} sends {answer.n + 1} parts{_much(answer.n)}; {answer} are enough"
+    return said if answer else "forward"
+
+def _much(n):
+    return f", a fifth of them twice, as {'often' if n else 'rarely'} as that"
+
+CASE = Case("the name of a case", 1, accept=[most_bytes("the inputs and the output", lambda i: f"some more {i}")])
+'''
+
+
+def test_sentences_are_found_with_their_fields() -> None:
+    assert sentences(CHECKS) == [
+        "rank {a} sends {b} parts{c}; {answer} are enough", "forward", ", a fifth of them twice, as {a} as that",
+        "often", "rarely", "the inputs and the output",
+    ]  # fmt: skip
+
+
+def test_a_sentence_is_told_with_those_in_its_fields() -> None:
+    said = {
+        "rank {rank} sends {n} parts{much}; {few} are enough": "<rank {rank}: {n}{much}, {few}>",
+        ", as {how} as that": " ({how})",
+        "often": "OFT",
+        "rank {rank} waits for rank {other}": "<{rank} -> {other}>",
+    }
+    note = "rank 0: rank 1 sends 3 parts, as often as that; 2 are enough"
+    assert with_sentences(note, said) == "rank 0: <rank 1: 3 (OFT), 2>", "no field holds the rank before"
+    assert with_sentences("often", said) == "often", "a word alone is told only in a field"
+    assert with_sentences("rank 0 waits for rank 1; the end", said) == "<0 -> 1>; the end"
+    assert with_sentences(f"rank 0 waits for rank 1{HIDDEN}", said) == f"<0 -> 1>{HIDDEN}"
+    assert with_sentences("another note", said) == "another note"
+
+
+@pytest.mark.parametrize(
+    ("lab", "note"),
+    [
+        ("03_pipeline_1f1b", "p=2, m=3: it takes 12 steps (F 1, whole backward 2); 11 are enough. For example, "
+         "rank 1 waits from step 8 to 9 for the input of B2: rank 2, which sends it, does W0 first"),
+        ("03_pipeline_1f1b", "rank 2 keeps 5 activations at a time; 1 is enough (it does 4 forwards before its first "
+         "backward)"),
+        ("06_data_parallel_zero", "rank 0 holds 84 bytes at once; room for its shards and one bucket is 80"),
+        ("12_planning", "1 layout is too many; one of them has tp 2, and breaks a rule: tp is at most a node"),
+        ("01_process_groups", "deadlock: nothing goes on any more; rank 0: has returned; rank 1: line 10: wait()"),
+    ],
+)  # fmt: skip
+def test_a_note_of_a_lab_has_no_english_left(lab: str, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SAID_IN, "zh")
+    folder = ROOT / "course" / lab
+    told = in_words(with_sentences(note, translated_sentences(prose.read(folder / "zh.md"), folder)))
+    assert not re.findall(r"[a-z]{2,} [a-z]{2,}", told), told

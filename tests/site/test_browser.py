@@ -69,6 +69,7 @@ def opened(chromium: Any, address: str, name: str, complaints: list[str], **opti
     page = chromium.new_context(**options).new_page()
     page.set_default_timeout(30_000)
     page.on("pageerror", lambda error: complaints.append(f"{name}: {error}"))
+    page.on("console", lambda m: complaints.append(f"{name}: {m.text}") if m.type in ("error", "warning") else None)
     page.on(
         "request", lambda r: None if r.url.startswith((address, "data:")) else complaints.append(f"{name}: {r.url}")
     )
@@ -90,6 +91,14 @@ def test_pages_fit_and_ask_nobody_else(width: int, scheme: str, address: str, ch
         page.screenshot(path=PICTURES / f"{name.split('?')[0].replace('/', '-')}-{width}-{scheme}.png")
         page.context.close()
     assert not complaints
+
+
+def test_a_chinese_table_has_no_column_of_single_characters(address: str, chromium: Any) -> None:
+    complaints: list[str] = []
+    size = {"width": 390, "height": 900}
+    page = opened(chromium, address, "zh/labs/02_tensor_parallel.html", complaints, viewport=size)
+    assert page.locator("article td").first.bounding_box()["width"] > 80
+    assert page.evaluate(WIDER) <= 0 and not complaints
 
 
 def test_formulas_are_set(address: str, chromium: Any) -> None:
@@ -121,6 +130,11 @@ def test_by_keyboard_alone(address: str, chromium: Any) -> None:
     page.wait_for_selector("#search-results a")
     found = page.locator("#search-results a").all_text_contents()
     assert any("Lab 04" in text for text in found) and any("comm/sequence" in text for text in found)
+
+    page.goto(address + "search.html?q=FP8")  # labs and guides before names of which the word is a part
+    page.wait_for_function("document.querySelectorAll('#search-results li > a').length > 100")
+    found = page.locator("#search-results li > a").all_text_contents()
+    assert "Lab 07" in found[0], found[:5]
 
     page.goto(address + "search.html?q=梯度")  # two characters inside of longer runs
     page.wait_for_selector("#search-results a")

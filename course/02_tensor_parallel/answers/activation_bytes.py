@@ -19,6 +19,9 @@ WRONG = [
     Edit(" + 5 * a * s)", ")",
          mistake="The scores are missing: softmax output, dropout mask and dropout output, 5 a s^2 b."),
     Edit("10 * s", "8 * s", mistake="Dropout masks are bytes too: one at the end of attention, one of the MLP."),
+    Edit("10 * s * b * h, (24 * h", "8 * s * b * h, (26 * h",
+         mistake="Two dropout masks lie behind the sum of a row layer, after the projection and after `fc2`: tensor "
+                 "parallelism alone leaves them whole."),
     Edit("10 * s * b * h, (24 * h", "6 * s * b * h, (28 * h",
          mistake="The input of a column layer is whole on every rank: it is what f copies."),
     Edit("10 * s * b * h, (24 * h", "12 * s * b * h, (22 * h",

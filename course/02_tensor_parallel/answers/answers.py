@@ -5,6 +5,10 @@ _EVEN = "a model's hidden size is even: 4.5 times it is a whole number"
 _MINE = "range(rank * heads // tp, (rank + 1) * heads // tp)"
 _KV = "sorted({q // (heads // groups) for q in queries})"
 _ROWS = "[half + rank * ffn // tp, half + (rank + 1) * ffn // tp] for half in (0, ffn)"
+_ALL_ITS_QUERIES = (
+    "A rank uses the key/value heads of all its queries: that may be several, and several ranks may use the same "
+    "key/value head."
+)
 
 WRONG = [
     Edit(_MINE, "range(heads // tp)",
@@ -17,9 +21,8 @@ WRONG = [
     Edit(_KV, "[q // (heads // groups) for q in queries]",
          mistake="You name a key/value head once for each query that uses it: each is asked for once."),
     Edit(_KV, "sorted({q % groups for q in queries})", told="kv_heads"),
-    Edit(_KV, "list(range(rank * groups // tp, rank * groups // tp + groups // tp))",
-         mistake="A rank uses the key/value heads of all its queries: that may be several, and several ranks may use "
-                 "the same key/value head."),
+    Edit(_KV, "list(range(rank * groups // tp, rank * groups // tp + groups // tp))", mistake=_ALL_ITS_QUERIES),
+    Edit(_KV, "list(range(rank * groups // tp, (rank + 1) * groups // tp))", mistake=_ALL_ITS_QUERIES),
     Edit(f"[{_ROWS}]", "[[rank * 2 * ffn // tp, (rank + 1) * 2 * ffn // tp]]",
          mistake="One cut through the stack gives rank 0 only gates. A rank needs the same rows of both halves: two "
                  "ranges."),

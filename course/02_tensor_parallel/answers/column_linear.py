@@ -1,6 +1,7 @@
 from labkit.answers import Edit
 
 _F = "copy_to_region(x, tp)"
+_ADDED = "You added the ranks' results. They are other features, to be kept apart; what must be added is dx."
 _HOOK = """
     def summed(grad):
         grad = grad.clone()
@@ -18,7 +19,9 @@ WRONG = [
          "copy_to_region(F.linear(copy_to_region(x, tp), weight, bias), tp)",
          mistake="Two sums backward: that of dx, and one of the gradient of y, which is complete on each rank."),
     Edit("F.linear(copy_to_region(x, tp), weight, bias)", "reduce_from_region(F.linear(x, weight, bias), tp)",
-         mistake="You added the ranks' results. They are other features, to be kept apart; what must be added is dx."),
+         mistake=_ADDED),
+    Edit("F.linear(copy_to_region(x, tp), weight, bias)",
+         "reduce_from_region(F.linear(copy_to_region(x, tp), weight, bias), tp)", mistake=_ADDED),
     Edit(_F, "reduce_from_region(x, tp)",
          mistake="You summed x over ranks: it is the same on all of them, so the sum is t times x."),
     Edit("reduce_from_region\n", "reduce_from_region, gather_from_region\n", ("return ", "y = "), ("bias)\n",

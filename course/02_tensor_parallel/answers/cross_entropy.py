@@ -3,6 +3,11 @@ from labkit.answers import Edit, Same
 _MAX = "        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=tp.group)\n"
 _ONE = "own.unsqueeze(-1).to(softmax.dtype)"
 
+_EVERY_TARGET = "Every rank adds a logit for every target, also where the target is not its own word."
+_EVERY_ONE = (
+    "The loss is right, dz is not: every rank subtracts one at a target, also where it is not its own word."
+)
+_CLAMPED = ("local.masked_fill(~own, 0)", "local.clamp(0, n - 1)")
 _OWN = ".masked_fill(~own, 0.0)"
 _NO_NUMBER = (
     "The loss is nan where logits of a rank are -inf, though the target's is finite. What does a rank add to the sum "
@@ -16,8 +21,8 @@ WRONG = [
     Edit("dist.all_reduce(sums, group=tp.group)\n        picked, partition = sums",
          "partition = sums[1].clone()\n        dist.all_reduce(partition, group=tp.group)",
          mistake="The logit of a target is on one rank, and the others miss it: it is not summed over ranks."),
-    Edit(_OWN, "",
-         mistake="Every rank adds a logit for every target, also where the target is not its own word."),
+    Edit(_OWN, "", mistake=_EVERY_TARGET),
+    Edit(_OWN, "", _CLAMPED, mistake=_EVERY_TARGET),
     # a rank that has no word with a finite logit
     Edit(_OWN, " * own", mistake=_NO_NUMBER),
     Edit("z.gather(-1, local).squeeze(-1)" + _OWN, "(z * (torch.arange(n) == local * own.unsqueeze(-1)) * "
@@ -36,9 +41,8 @@ WRONG = [
     Edit(" * dloss.unsqueeze(-1)", "", mistake="The loss is right, dz is not: the gradient that arrives is lost."),
     Edit("softmax.scatter_add(-1, local, -own.unsqueeze(-1).to(softmax.dtype))", "softmax.clone()",
          mistake="The loss is right, dz is not: this is softmax alone, without the target."),
-    Edit(_ONE, "torch.ones_like(softmax[..., :1])",
-         mistake="The loss is right, dz is not: every rank subtracts one at a target, also where it is not its own "
-                 "word."),
+    Edit(_ONE, "torch.ones_like(softmax[..., :1])", mistake=_EVERY_ONE),
+    Edit(_ONE, "torch.ones_like(softmax[..., :1])", _CLAMPED, mistake=_EVERY_ONE),
     Edit("n = logits", "ctx.tp = tp\n        n = logits", ("        return dz",
          "        dist.all_reduce(dz, group=ctx.tp.group)\n        return dz"),
          mistake="The loss is right, dz is not: it is summed over ranks. Each rank's dz belongs to its own words."),

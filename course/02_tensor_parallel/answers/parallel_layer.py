@@ -4,6 +4,7 @@ _NORM = "F.layer_norm(x, x.shape[-1:], *norm)"
 _F = f"copy_to_region({_NORM}, tp)"
 _SUM = "x + reduce_from_region(part, tp) + proj[1] + fc2[1]"
 _FIRST, _SECOND = "F.linear(heads(F.linear(whole, *qkv)), proj[0])", "F.linear(F.gelu(F.linear(whole, *fc1)), fc2[0])"
+_TWICE = "A branch is behind two f: the sum of one completes its gradient, the sum of the other counts it t times."
 _INSIDE = "The biases of the row layers are added before the sum, on every rank: each counts t times."
 
 WRONG = [
@@ -15,6 +16,8 @@ WRONG = [
     Edit(_F, "F.layer_norm(x, x.shape[-1:], *norm)", ("    whole", "    x = copy_to_region(x, tp)\n    whole"),
          mistake="You put x itself behind f. The norm works on shares then, and the gradient of the residual is summed "
                  "over ranks."),
+    Edit("F.linear(whole, *qkv)", "F.linear(copy_to_region(whole, tp), *qkv)", mistake=_TWICE),
+    Edit("F.linear(whole, *fc1)", "F.linear(copy_to_region(whole, tp), *fc1)", mistake=_TWICE),
     Edit("reduce_from_region(part, tp)", "part",
          mistake="y is only the share of this rank's heads and features."),
     Edit("reduce_from_region(part, tp)", "copy_to_region(reduce_from_region(part, tp), tp)",

@@ -2,7 +2,7 @@ from labkit.answers import Edit
 
 _G = "reduce_from_region(F.linear(x, weight), tp)"
 _BIAS = "return y if bias is None else y + bias"
-_ONE_RANK = "y is right, but only rank 0 adds the bias, so only there has it a gradient: every rank holds the bias."
+_ONE_RANK = "y is right, but only rank 0 adds the bias, so only its bias has a gradient: every rank holds the bias."
 
 WRONG = [
     Edit(_G, "F.linear(x, weight)",

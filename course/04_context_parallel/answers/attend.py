@@ -7,6 +7,10 @@ _OVERFLOWS = (
     "exp overflows for a large score and is 0 for a very negative one: subtract the running maximum, which begins "
     "at -inf."
 )
+_EPSILON = (
+    "A small number added to l changes every out, and in float64 it shows. Put another number in place of l only where "
+    "l is 0."
+)
 _OWN = (
     "You take one maximum for several queries. Where another query's scores are far larger, all of a row's exp(S - m) "
     "are 0: each row has its own."
@@ -44,7 +48,11 @@ WRONG = [
     Edit("if at.min() > q_at.max():", "if at.min() > q_at[-1]:"),
     Edit("if at.min() > q_at.max():", "if at.min() >= q_at.max():"),
     Edit("if at.min() > q_at.max():", "if False:", told="a block that no query sees was read"),
-    Edit("continue", "break"),
+    Edit("continue", "break",
+         mistake="You stop at the first block that no query sees. Places come in any order: later blocks may be seen."),
+    Edit("total.masked_fill(total == 0, 1.0)", "(total + 1e-6)", ("(top + total.log())", "(top + (total + 1e-6).log())"),
+         mistake=_EPSILON),
+    Edit("total.masked_fill(total == 0, 1.0)", "(total + 1e-6)", mistake=_EPSILON),
     Edit(_BEGIN, f"    block = 3\n{_BEGIN}", told="which is `block` here"),
     Edit(_BEGIN, f"    m = len(k_at) // block * block\n    k, v, k_at = k[:, :m], v[:, :m], k_at[:m]\n{_BEGIN}"),
     Edit(_BEGIN, f"    q_at = q_at.sort().values\n{_BEGIN}"),

@@ -25,6 +25,10 @@ WRONG = [
     Edit("rank - step", "rank + step", mistake=_MASK),
     Edit(_NEAREST, "next(j for j, one in enumerate(apart) if one < 1e-2)", mistake=_TOLERANCE),
     Edit(_NEAREST, "[bool(one < 1e-3) for one in apart].index(True)", mistake=_TOLERANCE),
+    Edit(_NEAREST, "next(j for j, (k, v) in enumerate(zip(ks, vs)) if torch.allclose("
+         "piece_backward(dout, q, k, v, out, lse, at[rank], k_at)[0], got, atol=1e-5))", mistake=_TOLERANCE),
+    Edit(_NEAREST, "next(j for j, (k, v) in enumerate(zip(ks, vs)) if torch.allclose("
+         "piece_backward(dout, q, k, v, out, lse, at[rank], k_at)[0], got, atol=1e-4))", mistake=_TOLERANCE),
     Edit("return used", "return [(rank + 1 - i) % len(ks) for i in range(len(ks))]"),
     Edit("lse, at[rank]", "lse, at[rank] + 10**6"),
     Edit("k_at = at[(rank - step) % len(ks)]", "k_at = at[rank]"),

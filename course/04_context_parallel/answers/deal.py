@@ -2,6 +2,10 @@ from labkit.answers import Edit, Same
 
 _SEEN = "[i + 1 for n in lengths for i in range(n)]"
 _TURN = "one[-1 - r if i % 2 else r]"
+_ONE_TOKEN = (
+    "You weigh a chunk by one of its tokens. A new document may begin in the chunk: add up the keys that each of its "
+    "tokens sees."
+)
 _RETURN = "    return [["
 
 WRONG = [
@@ -44,7 +48,8 @@ WRONG = [
         mistake="You weigh the chunks as if all tokens were one document. A token sees none of other documents.",
     ),
     Edit("lambda c: work[c]", "lambda c: lengths[0]", told="times the mean"),
-    Edit("sum(seen[i : i + chunk])", "seen[i]", told="times the mean"),
+    Edit("sum(seen[i : i + chunk])", "seen[i]", mistake=_ONE_TOKEN),
+    Edit("sum(seen[i : i + chunk])", "seen[i + chunk - 1]", mistake=_ONE_TOKEN),
     Edit(
         "[one[-1 - r if i % 2 else r] for i, one in enumerate(rounds)]",
         "[one[r] for one in rounds[1:]]",

@@ -62,6 +62,15 @@ def merge(out, lse, more, more_lse):
     return share * out + (seen[..., None].to(out.dtype) - share) * more, torch.logaddexp(lse, more_lse)
 
 
+# %% right: from out towards more, by the share of more
+import torch
+
+def merge(out, lse, more, more_lse):
+    total = torch.logaddexp(lse, more_lse)
+    share = torch.exp(more_lse - total.masked_fill(total == -torch.inf, 0.0))[..., None]
+    return out + (more - out) * share, total
+
+
 # %% right: softmax over a stack of two
 import torch
 

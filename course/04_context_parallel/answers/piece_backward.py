@@ -2,6 +2,10 @@ from labkit.answers import Edit
 
 _ORDER = "The gradients are right, and stand in another order: it is dq, dk, dv."
 _THREE = "return ds @ k, ds.mT @ q, p.mT @ dout"
+_MASK = (
+    "exp of a hidden score far above lse is inf, and inf times 0 is NaN: hide the score before exp, or set P to 0 "
+    "rather than multiply it by the mask."
+)
 _SCORES = "    scores = (q @ k.mT * sigma)"
 
 WRONG = [
@@ -27,7 +31,15 @@ WRONG = [
          mistake="dS holds the sqrt(d) already: dQ and dK are not divided by it again."),
     Edit("torch.exp(scores - lse[..., None])", "scores.exp() / lse.exp()[..., None]",
          mistake="exp of a score of 120 overflows, and so does exp(lse). Subtract before you take exp."),
-    Edit("keepdim=True)) * sigma", "keepdim=True))", ("ds @ k,", "sigma * (ds @ k),")),
+    Edit("keepdim=True)) * sigma", "keepdim=True))", ("ds @ k,", "sigma * (ds @ k),"),
+         mistake="dQ is right. The scores were divided by sqrt(d), so dK must be, too."),
+    Edit("keepdim=True)) * sigma", "keepdim=True))", ("ds.mT @ q,", "sigma * (ds.mT @ q),"),
+         mistake="dK is right. The scores were divided by sqrt(d), so dQ must be, too."),
+    Edit("(dout * out).sum(-1, keepdim=True)", "(dout * out).mean(-1, keepdim=True)",
+         mistake="D is the sum of dout·out over the d numbers of a token, not their mean."),
+    Edit(".masked_fill(k_at > q_at[:, None], -torch.inf)", "",
+         ("torch.exp(scores - lse[..., None])", "torch.exp(scores - lse[..., None]) * (k_at <= q_at[:, None])"),
+         mistake=_MASK),
     Edit("p.mT @ dout", "torch.exp(scores).mT @ dout"),
     Edit("dout * out", "dout * (p @ v)",
          mistake="You take the mean of dP over the keys of this piece. Asked is that over all keys of the row."),
@@ -48,8 +60,8 @@ import torch
 def piece_backward(dout, q, k, v, out, lse, q_at, k_at):
     q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
     with torch.enable_grad():
-        p = torch.exp(q @ k.mT / q.shape[-1] ** 0.5 - lse[..., None]) * (q_at[:, None] >= k_at)
-        p = p.where(q_at[:, None] >= k_at, torch.zeros(()))
+        s = (q @ k.mT / q.shape[-1] ** 0.5).where(q_at[:, None] >= k_at, torch.tensor(-torch.inf).to(q))
+        p = torch.exp(s - lse[..., None])
         y = (p @ v * dout).sum() - (p * (dout * out).sum(-1, keepdim=True)).sum()
     return torch.autograd.grad(y, (q, k, v))
 

@@ -122,7 +122,8 @@ WRONG = [
     # what comes back is fp32
     Edit("dq.to(q.dtype), *own.to(k.dtype)", "dq, *own", told="dq is float32; the inputs are bfloat16"),
     # fp32 is too little for float64
-    Edit("lse.dtype,", "torch.float32,"),
+    Edit("lse.dtype,", "torch.float32,",
+         mistake="Where the inputs are float64 you compute in fp32. Only bf16 needs a wider dtype: lse has the right one."),
 ]
 
 RIGHT = [
@@ -138,6 +139,19 @@ RIGHT = [
         behind = Shift(part, cp, tag=1)
     own = add(slice(half, None), first, cp.rank)
     own += behind.wait()
+"""),
+    # 2C blocks: K and V come home as well
+    Edit(_BODY, """    shift = Shift(block, cp)
+    behind = Shift(add(slice(0, half), first, cp.rank), cp, tag=1)
+    for step in range(1, cp.size):
+        block = shift.wait()
+        shift = Shift(block, cp)
+        part = add(slice(None), block, (cp.rank - step) % cp.size)
+        part += behind.wait()
+        behind = Shift(part, cp, tag=1)
+    own = add(slice(half, None), first, cp.rank)
+    own += behind.wait()
+    shift.wait()
 """),
 ]
 

@@ -20,7 +20,8 @@ WRONG = [
     Edit("x, memory_format=torch.contiguous_format", "x"),
     Edit("x.contiguous()", "x"),
     Edit(f"    {_TO_HEADS}", f"    {_TO_HEADS}\n    {_TO_HEADS}", told="calls all_to_all 3 times"),
-    Edit("contiguous(), group=cp.group", "contiguous()", ("for_each, group=cp.group", "for_each")),
+    Edit("contiguous(), group=cp.group", "contiguous()", ("for_each, group=cp.group", "for_each"),
+         told="each call names its group"),
     # as wide as the world
     Edit("cp.size", "dist.get_world_size()"),
     # of two ranks

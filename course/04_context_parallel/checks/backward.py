@@ -195,8 +195,8 @@ BACK = Exercise(
              hidden=True, fixed=[partial(_two_heads, cp=2)], accept=[sends("send", "recv"), _all_hidden]),
         Case("8 ranks in bf16: dq, dk, dv as exact as after one rounding", _in_bf16, draws=1, hidden=True,
              reference=_any_back, accept=[_rounded_once, at_most(
-                 "the bound, (C-1) blocks of K and V in bf16 and C of their gradients in fp32,",
-                 lambda i: (3 * len(i) - 1) * kv_bytes(i), "send")]),
+                 "the bound, C blocks of K and V in bf16 and C of their gradients in fp32,",
+                 lambda i: 3 * len(i) * kv_bytes(i), "send")]),
     ],
     idea="The gradient of a block makes the block's journey, one step behind, and each rank adds its part. Which work "
     "needs no message, and how much of it does the first message need?",

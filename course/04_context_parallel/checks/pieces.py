@@ -64,8 +64,21 @@ def _empty(side: str, lse: str) -> Callable[[Draw], dict[str, Any]]:
     return inputs
 
 
+def _of_one_size(pieces: dict[str, Any]) -> dict[str, Any]:
+    """Return these pieces with out and more between 3 and 5.
+
+    An lse of 1000 is off by 3e-5 in fp32, and so is a share. Where out and more are of one size, this is little beside
+    the merged out, whether its formula is a sum of shares or out + share * (more - out).
+    """
+    return {**pieces, **{name: 4 + pieces[name].tanh() for name in ("out", "more")}}
+
+
+def _thousands(draw: Draw) -> dict[str, Any]:
+    return _of_one_size(_halves(1000.0)(draw))
+
+
 def _far_apart(draw: Draw) -> dict[str, Any]:
-    pieces = _halves()(draw)
+    pieces = _of_one_size(_halves()(draw))
     far = torch.tensor([1000.0, -1000.0]).repeat(pieces["lse"].shape[1])[: pieces["lse"].shape[1]]
     return {**pieces, "lse": pieces["lse"] + far, "more_lse": pieces["more_lse"] - far.abs()}
 
@@ -83,7 +96,7 @@ MERGE = Exercise(
         Case("sums of 2 and 6", _EVEN),
         Case("other pieces, in float64 as well", _halves(), hidden=True, draws=2, fixed=[
             _halves(30.0), in_float64(_halves())]),
-        Case("an lse of a thousand", _halves(1000.0), hidden=True, draws=2, fixed=[_far_apart]),
+        Case("an lse of a thousand", _thousands, hidden=True, draws=2, fixed=[_far_apart]),
         Case("pieces that saw nothing", _nothing_yet, hidden=True, draws=1, fixed=[
             _empty("out", "lse"), _empty("more", "more_lse")]),
     ],
@@ -156,6 +169,15 @@ def _high_scores() -> dict[str, Any]:
     return {**inputs, "q": 240 * inputs["q"], "k": k, "lse": inputs["lse"] + 120}
 
 
+def _high_and_hidden() -> dict[str, Any]:
+    """`_high_scores` with the last key hidden, whose score is 600: exp(S - lse) overflows where it is not masked."""
+    inputs = _high_scores()
+    q, k, v, at = inputs["q"], inputs["k"].clone(), inputs["v"], torch.tensor([2])
+    k[0, 3, 0] = 5.0
+    out, lse = dense(q, k, v, at, inputs["k_at"])
+    return {**inputs, "k": k, "out": out, "lse": lse, "q_at": at}
+
+
 PIECE = Exercise(
     "piece_backward",
     reference=piece_backward,
@@ -163,7 +185,7 @@ PIECE = Exercise(
     cases=[
         Case("one query and four keys, every score 0; two tokens", one_query(), fixed=[_two_tokens()]),
         Case("some of the keys: their terms of the sums", _some_keys, points=2, hidden=True, draws=2,
-             fixed=[_zigzag_piece, _all_keys, _high_scores(), in_float64(_some_keys)]),
+             fixed=[_zigzag_piece, _all_keys, _high_scores(), _high_and_hidden(), in_float64(_some_keys)]),
     ],
     idea="The mean of dP, weighted with P, is the sum of P (dout · v) over all keys. Take dout out of the sum: what is "
     "left?",

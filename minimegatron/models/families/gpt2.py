@@ -1,6 +1,7 @@
 """GPT-2 and GPT-3: LayerNorm, learned positions, biases everywhere, a GELU; weights stored `[in, out]` (Conv1D).
 
-GPT-2: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); GPT-3's sizes: arXiv:2005.14165.
+GPT-2: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); GPT-3:
+Brown et al. 2020 (arXiv 2005.14165).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ always there.
 transformers does not let a time step of a whole sequence be below `time_step_min`, and does so here (NVIDIA's programs
 for training do not, and neither does the recurrent step of transformers): `mamba_dt_limit_min`.
 
-NVIDIA, arXiv:2504.03624; Nano 2: arXiv:2508.14444. Megatron-LM: `megatron/core/models/mamba/mamba_model.py`.
+NVIDIA, arXiv:2504.03624; Nemotron Nano 2: arXiv:2508.14444. Megatron-LM: `megatron/core/models/mamba/mamba_model.py`.
 """
 
 from __future__ import annotations
