@@ -40,12 +40,12 @@ WRONG = [
     # in place
     Edit(f'f"{_RUN}', 'f"step-{step}"', (_RENAME, ""), told="a power cut may leave step-"),
     # who is missing
-    Edit("3 * seconds", "seconds", told="says missing: [0, 1] where it is rank 1"),
+    Edit("3 * seconds", "seconds", told="says missing: [0, 1]; it is rank 1"),
     Edit("3 * seconds", "1e9", told="is still there after"),
     Edit(_WAIT, "            store.wait(done, 1e9)\n", told="says missing: [0, 1]"),
     Edit(_SAID, 'raise TimeoutError(f"step {step} is not saved")', told="expected: TimeoutError, missing"),
     Edit(_SAID, 'raise RuntimeError(f"missing: {missing}")', told="expected: TimeoutError, missing"),
-    Edit(_END, f"        if missing:\n            {_SAID}\n{_END}", told="says missing: [0, 1] where it is rank 1"),
+    Edit(_END, f"        if missing:\n            {_SAID}\n{_END}", told="says missing: [0, 1]; it is rank 1"),
     Edit("    if missing:\n", "    if missing and rank == 0:\n", told="has returned, and a power cut may leave no step-"),
     Edit(_MISSING, f"{_MISSING}[:1]", told="they are ranks"),
     Edit("r == 0 or not store.check([words[r]])", "r == 0", told="they are ranks 0, "),
