@@ -332,9 +332,10 @@ EXECUTE = Exercise(
     errors={
         "killed by SIGABRT": "A message is larger than the buffer of its receive, which ends the process. A buffer has "
         "the shape and the dtype of `like`.",
-        "deadlock": "The lines named are where each rank waits. A send is over only when its receiver has posted: a "
-        "rank that waits for a send at once does not get to post what the other one waits to send. Is one of the "
-        "lines such a wait, or a blocking call?",
+        "deadlock": "The lines named are where each rank waits. A wait for a receive never ends where no rank sends "
+        "the message, or where it goes to another rank or with another tag. A receive that is never waited for may "
+        "hold up its sender. A send is over only when its receiver has posted: a rank that waits for a send at once "
+        "does not get to post what the other one waits to send. Is one of the lines such a wait, or a blocking call?",
         "there is no rank": "The ranks form a ring: behind the last one comes rank 0.",
         "isend to self": "A stage is sought on this rank: its neighbours are on the ranks before and behind this one.",
     },
