@@ -923,8 +923,8 @@ check("graph_stage")
 # **Exercise.** `execute` runs the list of this rank, with any number of chunks placed round robin on p > 1 ranks. Each
 # stage has `forward(i, x)`, `backward(i, dy)` and `weights(i)`; where the pipeline begins, x is None, and where it
 # ends, dy is None. Where the list has no W for a microbatch, call `weights` right after its B. (In `GraphStage` it does
-# nothing.) Use `dist`'s sends and receives only, and wait for each. At most 2p sends and 2p receives are under way at a
-# time.
+# nothing.) Use `dist`'s sends and receives only, and wait for each. The receive of a word is posted before the stage is
+# called for the word ahead of it. At most 2p sends and 2p receives are under way at a time.
 
 # %%
 # %%exercise execute

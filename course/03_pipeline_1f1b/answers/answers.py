@@ -9,6 +9,8 @@ WRONG = [
     Edit(_FEWEST, "20 * (p - 1) // v", mistake="That is rounded down: with so few the bubble is a little above 0.05."),
     Edit("if v > 1:", "if False:", mistake="With chunks the microbatches go in groups of p (cell `interleaved`): the fewest is a multiple of p."),
     Edit(_LAYERS, "m * (layers // p)", mistake="That is GPipe's memory: all m microbatches. 1F1B goes back earlier."),
+    Edit("min(m * v, warmup + 1)", "m if v == 1 else min(m * v, warmup + 1)", mistake="Where v = 1 this counts all m microbatches, the memory of GPipe. 1F1B keeps at most p."),
+    Edit(") * tokens * kept", ") * tokens * hidden * kept", mistake="The bytes of a token and layer have the hidden size in them already; here it counts twice."),
     Edit("warmup + 1", "warmup", mistake="That is the warm-up alone. Before the first backward comes one more forward."),
     Edit(_WARM, "p - 1", mistake="With chunks rank 0 warms up otherwise than in plain 1F1B: look at your `interleaved`."),
     Edit(_LAYERS, "chunks * (layers // p)", mistake="A chunk is layers/(pv) layers, not all layers of the rank."),

@@ -8,6 +8,7 @@ WRONG = [
     Edit("found.append((wanted, came))", "found.append((wanted, word))", mistake="The second word of a pair is the sender's here; asked is the word of *this* rank that the message is for."),
     Edit("found.append((wanted, came))", "found.append(wanted)", told="expected"),
     Edit("if came != wanted:", "if True:", mistake="This pairs all receives; asked are those that got another's message."),
+    Edit("return found", "return sorted(found)", mistake="The pairs are right, but not in the order of the receives."),
     Edit("if came != wanted:", "if came[0] != wanted[0]:", mistake="Only receives that got the other *kind* are listed here. A gradient of another microbatch is as wrong."),
     Edit("(1 if kind == \"F\" else -1)", "1", mistake="A gradient goes to the stage *before*; here all messages go on to the next stage."),
     Edit("(1 - rank)", "rank", mistake="The words in `sent` are the other rank's, and so are its chunks; here they count as this rank's."),

@@ -9,6 +9,7 @@ _ARRIVAL = "        if arrival is not None:\n            arrival.wait()\n"
 
 WRONG = [
     Edit(_ARRIVAL, "", ("        if kind == \"W\":", "        work = arrival\n        if kind == \"W\":"), (_END, _END + "    if work:\n        work.wait()\n"), told="deadlock | never waits"),
+    Edit(_ARRIVAL, "", told="A receive that is never waited for may hold up its sender"),
     Edit("    post(0)\n", "", (_AHEAD, "        post(at)\n"), told="post for the next word before you compute this one"),
     Edit(_AHEAD, "", (_OUT, _OUT + _AHEAD), told="only after it has begun | no input"),
     Edit(_SENT, "", ("sent[kind] = out", "sent[at] = out"), told="it can wait for an earlier send"),
@@ -18,6 +19,7 @@ WRONG = [
     Edit(_END, "", told="never waits for its send"),
     Edit("dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)", "dist.isend(out, (rank + (1 if kind == \"F\" else -1)) % p)\n            sent[kind][1].wait()", told="A send is over when its receiver has posted"),
     Edit("(\"F\", 0), (\"B\", last)", "(\"F\", 0), (\"B\", p - 1)", ("(\"F\", last), (\"B\", 0)", "(\"F\", p - 1), (\"B\", 0)"), told="no input | deadlock"),
+    Edit("(\"F\", last), (\"B\", 0)", "(\"F\", p - 1), (\"B\", 0)", told="where no rank sends the message"),
     Edit("x = torch.empty_like(like)", "x = like", told="rank"),
     Edit("x = torch.empty_like(like)", "x = torch.empty(like.shape)", told="with inputs of float64: rank"),
     Edit(" % p)\n\n", ")\n\n", told="no rank | ring"),

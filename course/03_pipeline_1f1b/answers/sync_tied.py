@@ -10,6 +10,7 @@ WRONG = [
     Edit("return total", "return total + grad", mistake="Each copy's own gradient is in its sum twice."),
     Edit("return total", "return total / 2", mistake="Both are gradients of one matrix, from its two uses. They add up; nothing is divided."),
     Edit(_SUM, "    dist.broadcast(total, 0, group=group)\n", mistake="Both copies get the gradient of the first one here, without that of the last."),
+    Edit("return total", "return total if dist.get_rank() == 0 else grad", mistake="Only the first rank gets the sum here; the last one returns its own gradient."),
     Edit("total, group=group)", "total, group=group, async_op=True)", told="never waits for its all_reduce"),
     Edit("[0, dist.get_world_size() - 1]", "[0, 1]", told="first and the last rank"),
     Edit(_NONE, "    total = grad\n", told="in no group"),

@@ -11,6 +11,7 @@ WRONG = [
     Edit("1 - (-2 * one // period)", "1 + 2 * one // period", mistake="This is rounded down: the part of F + B that is left over is waited for with each microbatch."),
     Edit("1 - (-2 * one // period)", "1 - 2 * (-one // period)", mistake="The two messages over a border are rounded up one by one here. Only there and back together is what a rank waits for."),
     Edit("latency[rank:]", "latency[:rank]", mistake="These are the borders between rank 0 and this rank. Its gradients come from the other side."),
+    Edit("latency[rank:]", "latency[:len(latency) - rank]", mistake="So many borders are right, but these are the first of the pipeline; `latency[r]` is between ranks r and r+1."),
     Edit("latency[rank:]", "latency[rank + 1:]", mistake="The border from this rank to the next one is left out."),
     Edit("latency[rank:]", "[max(latency)] * (len(latency) - rank)", mistake="All borders are taken for as slow as the slowest."),
     Edit("latency[rank:]", "[max(latency[rank:], default=0)] * (len(latency) - rank)", told="it would take no longer"),
