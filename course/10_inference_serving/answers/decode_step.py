@@ -5,6 +5,8 @@ _PAGES = '(gpu["memory"] - weights) // (page * token)'
 _MAX = 'max(read / gpu["bandwidth"], flops / gpu["flops"])'
 _TOKEN = "Each token leaves a key and a value, two vectors, in each group of every layer."
 _BUSY = "The products are done for each sequence's token: with many of them they take longer than the reads."
+_WHOLE = "A sequence takes whole pages: its last page is taken, however full it is."
+_TWO = "A number takes `bytes` bytes: 2 is right in bf16 alone."
 _BYTES = "The numbers of the cache and of the weights are counted here; each of them takes `bytes` bytes."
 
 WRONG = [
@@ -20,7 +22,7 @@ WRONG = [
     Edit(_MAX, _MAX.replace(", ", " + ")[3:], mistake="Reading and computing go on at the same time: the longer of the two counts."),
     Edit('"rate": sequences / seconds', '"rate": 1 / seconds', mistake="A step makes one token for each sequence."),
     Edit(_PAGES, 'gpu["memory"] // (page * token)', mistake="The weights lie in the same memory."),
-    Edit("pages // -(-length // page)", '(gpu["memory"] - weights) // (length * token)', mistake="A sequence takes whole pages: its last page is taken, however full it is."),
+    Edit("pages // -(-length // page)", '(gpu["memory"] - weights) // (length * token)', mistake=_WHOLE),
     Edit("pages // -(-length // page)", "pages // max(1, length // page)", mistake="The last page, which is not full, is taken as well."),
     Edit('"rate": sequences / seconds', '"rate": sequences * length / seconds', mistake="A step makes one token for each sequence."),
     Edit(_MAX, _MAX.replace("max", "min"), mistake="Reading and computing go on at the same time: the longer of the two counts."),
@@ -32,6 +34,17 @@ WRONG = [
     Edit('"most": most', '"most": pages', mistake="`most` counts sequences, not pages."),
     Edit("pages // -(-length // page)", '(gpu["memory"] - weights) / (-(-length // page) * page * token)', mistake="Only whole sequences fit: round down."),
     Edit("pages // -(-length // page)", "pages // (length // page + 1)", mistake="Where the last page is just full, no further page is taken."),
+    Edit('model["layers"] * model["groups"] *', 'model["layers"] *', mistake=_TOKEN),
+    Edit(' * model["d"]', "", mistake="A key has d numbers, and so has a value: they are vectors."),
+    Edit('model["d"] * model["bytes"]', 'model["d"] * 2', mistake=_TWO),
+    Edit('model["parameters"] * model["bytes"]', 'model["parameters"] * 2', mistake=_TWO),
+    Edit('model["d"] * model["bytes"]', 'model["d"] * 2', ('model["parameters"] * model["bytes"]', 'model["parameters"] * 2'), mistake=_TWO),
+    Edit(_MANY, 'model["bytes"] * model["parameters"] * sequences', mistake="A parameter's two FLOPs are a product and a sum: they do not depend on how many bytes it has."),
+    Edit("read = weights +", "read =", mistake="A step reads the weights, too, not the cache alone."),
+    Edit("(page * token)", "page", mistake="A page holds `page` tokens, each of which has its bytes: the memory is counted in bytes."),
+    Edit('"seconds": seconds', '"seconds": seconds / sequences', mistake="`seconds` is the time of the step, not a share of it for each sequence."),
+    Edit("pages // -(-length // page)", "pages * page // length", mistake=_WHOLE),
+    Edit("pages // -(-length // page)", "-(-pages // -(-length // page))", mistake="Only whole sequences fit: round down."),
 ]
 
 EQUIVALENT = [

@@ -1,20 +1,28 @@
 from labkit.answers import Edit, Same
 
 _RUNS = 'min(one["tokens"] - one["computed"], budget)'
-_PAGES = "Admitted is who finds pages for all its tokens and for the next one, whatever its chunk is."
+_PAGES = "A sequence is admitted if pages for all its tokens and the next one are free, however small its chunk is."
 _SEATS = "There are only so many seats; those that were admitted in this step have some of them."
+_HAS = "It has pages already: only those beyond them are taken."
+_LIMIT = "The budget limits those that run, too."
+_OWN = "If the sequence itself is the newest, it gives back its own pages."
+_BEGUN = "A page that is begun is taken whole: round up."
+_TAKEN = "Pages that are taken are no longer free for the next one."
+_FIRST = "The oldest loses its pages here: then nobody's answer is sure to end."
+_MOST = "The newest is preempted, not the one with the most pages."
+_OLDEST = "Those that run are served in the order of the list, the oldest first."
 _WHILE = "while free < more and one in left:"
 _ONCE = "One preempted sequence may not give back pages enough: it goes on until there are enough."
 
 WRONG = [
     Edit(
         "while free < more and one in left:", "while False:", ("if one in left:", "if free >= more:"),
-        mistake="A sequence that runs and finds no page waits here; the newest must give its up.",
+        mistake="A sequence that runs and finds no page waits here: the newest one has to give up its pages.",
     ),
-    Edit("newest = left.pop()", "newest = left.pop(0)", mistake="The oldest loses its pages here: then nobody's answer is sure to end."),
-    Edit("preempted or budget == 0", "budget == 0", mistake="In a step that takes pages away from somebody nobody is admitted."),
-    Edit(_RUNS, "min(1, budget)", mistake="One that runs may have more than one token to compute: the rest of its prompt."),
-    Edit(' - one["pages"]', "", ('(one["computed"] + count) // size)', "count // size)"), mistake="It has pages already: only those beyond them are taken."),
+    Edit("newest = left.pop()", "newest = left.pop(0)", mistake=_FIRST),
+    Edit("preempted or budget == 0", "budget == 0", mistake="Nobody is admitted in a step that preempts a sequence."),
+    Edit(_RUNS, "min(1, budget)", mistake="A sequence that runs may lack more than one token: the rest of its prompt."),
+    Edit(' - one["pages"]', "", ('(one["computed"] + count) // size)', "count // size)"), mistake=_HAS),
     Edit(
         'count = min(one["tokens"], budget)\n        free',
         'count = one["tokens"]\n        if count > budget:\n            break\n        free',
@@ -27,19 +35,43 @@ WRONG = [
     Edit("len(left) == seats or ", "", mistake=_SEATS),
     Edit("        left.append(one)\n", "", mistake=_SEATS),
     Edit('            free += newest["pages"]\n', "", mistake="The pages of a preempted sequence are free at once."),
-    Edit(_RUNS, 'one["tokens"] - one["computed"]', mistake="The budget limits those that run, too."),
+    Edit(_RUNS, 'one["tokens"] - one["computed"]', mistake=_LIMIT),
     Edit("budget - count\n            chunks", "budget\n            chunks", mistake="The tokens of those that run are taken from the budget."),
     Edit("preempted.append(", "preempted.insert(0, ", mistake="The names stand in the order in which pages are lost: the newest first."),
-    Edit('(one["computed"] + count) // size)', '(one["computed"] + count + 1) // size)', mistake="One that runs takes pages for the tokens that it computes now; only of those that wait room for the next one is asked."),
-    Edit('-(-(one["computed"] + count) // size)', '-(-one["tokens"] // size)', mistake="One that runs takes pages for its chunk, not for all of its tokens."),
+    Edit('(one["computed"] + count) // size)', '(one["computed"] + count + 1) // size)', mistake="A sequence that runs takes pages for the tokens that it computes now; room for the next one is asked only of those that wait."),
+    Edit('-(-(one["computed"] + count) // size)', '-(-one["tokens"] // size)', mistake="A sequence that runs takes pages for its chunk, not for all of its tokens."),
     Edit(_WHILE, "while free < more and left:", ("if one in left:", "if free >= more:"), mistake="A sequence that has lost its pages is not computed in this step."),
-    Edit(_WHILE, "while free < more and left[-1] is not one:", ("if one in left:", "if one in left and free >= more:"), ("while free < more and left[-1]", "while one in left and free < more and left[-1]"), mistake="If the sequence itself is the newest, it gives back its own pages."),
+    Edit(_WHILE, "while free < more and left[-1] is not one:", ("if one in left:", "if one in left and free >= more:"), ("while free < more and left[-1]", "while one in left and free < more and left[-1]"), mistake=_OWN),
     Edit("        if count == 0:\n            continue\n", "", mistake="Those that get no tokens do not stand in the plan."),
-    Edit('-(-(one["computed"] + count) // size)', '(one["computed"] + count) // size', mistake="A page that is begun is taken whole: round up."),
-    Edit("free, budget = free - more, budget - count", "budget = budget - count", mistake="Pages that are taken are no longer free for the next one."),
+    Edit('-(-(one["computed"] + count) // size)', '(one["computed"] + count) // size', mistake=_BEGUN),
+    Edit("free, budget = free - more, budget - count", "budget = budget - count", mistake=_TAKEN),
     Edit(_WHILE, "if free < more and one in left:", mistake=_ONCE),
     Edit(_WHILE, "if free < more and one in left:", ("if one in left:\n", "if one in left and free >= more:\n"), mistake=_ONCE),
     Edit('one["tokens"] - one["computed"]', 'len(one["tokens"]) - one["computed"]', told="numbers, not lists"),
+    Edit("newest = left.pop()", 'newest = max(left[left.index(one) :], key=lambda row: row["pages"])\n            left.remove(newest)', mistake=_MOST),
+    Edit("newest = left.pop()", 'newest = max(left, key=lambda row: row["pages"])\n            left.remove(newest)', mistake=_MOST),
+    Edit(
+        "newest = left.pop()", 'newest = max(left[left.index(one) :], key=lambda row: row["pages"])\n            left.remove(newest)',
+        ("        if one in left:\n", "        if one not in left:\n            break\n        if one in left:\n"), mistake=_MOST,
+    ),
+    Edit("newest = left.pop()", "newest = left.pop(next((n for n, other in enumerate(left) if other is not one), 0))", mistake=_FIRST),
+    Edit("newest = left.pop()", "newest = left.pop(left.index(one))", mistake="The sequence that needs a page does not give up its own while a newer one still has some."),
+    Edit("newest = left.pop()", "newest = left.pop(-1 if left[-1] is not one or len(left) == 1 else 0)", mistake=_OWN),
+    Edit(' - one["pages"]', "", mistake=_HAS),
+    Edit("free - more", 'free - -(-(one["computed"] + count) // size)', mistake=_HAS),
+    Edit(_RUNS, 'one["tokens"] - one["computed"]', ("budget == 0", "budget <= 0"), mistake=_LIMIT),
+    Edit("free, budget = free - -(-count // size), budget - count", "free = free - -(-count // size)", mistake="Those that are admitted use up the budget, too."),
+    Edit("free, budget = free - -(-count // size), budget - count", "budget = budget - count", mistake=_TAKEN),
+    Edit("for one in waiting:", 'for one in sorted(waiting, key=lambda row: row["tokens"]):', mistake="Those that wait come in the order of arrival, not the shortest first."),
+    Edit("list(running)", 'list(running := sorted(running, key=lambda row: row["tokens"] - row["computed"]))', mistake=_OLDEST),
+    Edit("list(running)", "list(running := running[::-1])", mistake=_OLDEST),
+    Edit(
+        "        if count == 0:\n            continue\n", "", ('(one["computed"] + count) // size)', '(one["computed"] + max(count, 1)) // size)'), ("        if one in left:", "        if one in left and count:"),
+        mistake="Without budget a sequence computes nothing and needs no page: nobody is preempted for it.",
+    ),
+    Edit("free < pages", "free <= pages", mistake="If just as many pages are free as are asked for, they are enough."),
+    Edit('-(-(one["tokens"] + 1) // size)', '(one["tokens"] + 1) // size', mistake=_BEGUN),
+    Edit("free - -(-count // size)", "free - count // size", mistake=_BEGUN),
 ]
 
 EQUIVALENT = [

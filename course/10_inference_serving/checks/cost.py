@@ -51,6 +51,7 @@ DECODE = Exercise(
         Case("the example: 4 sequences of 25 tokens", _EXAMPLE),
         Case("5 sequences of 20 tokens on a GPU that computes more slowly", _BUSY),
         Case("other models and GPUs", _some, points=2, hidden=True, fixed=[
+            {**_EXAMPLE, "model": {**_SMALL, "bytes": 4}}, {**_BUSY, "model": {**_SMALL, "bytes": 1, "groups": 3}},
             {**_EXAMPLE, "length": 21}, {**_EXAMPLE, "length": 30, "sequences": 1},
             {**_BUSY, "length": 1, "sequences": 3},
             {**_EXAMPLE, "gpu": {**_EXAMPLE["gpu"], "memory": 2399.0}},

@@ -33,9 +33,9 @@ def _other(draw: Draw, answer: Answer, at: int) -> Answer:
 
 
 def _damaged(served: Answer, at: int, by: float) -> list[float]:
-    """What a sound pass says of the same tokens; from place `at` on something else than the engine."""
+    """What a sound pass says of the same tokens: nearly what the engine says, from place `at` on something else."""
     values = served["log_probs"]
-    return [value + (by * (1 + i % 3) if i >= at else 1e-5 * (-1) ** i) for i, value in enumerate(values)]
+    return [value + (by * (1 + i % 3) if i >= at else 4e-4 * (-1) ** i) for i, value in enumerate(values)]
 
 
 def _case(draw: Draw, token: int | None, value: int | None, by: float = 0.3) -> dict[str, Any]:
@@ -49,7 +49,14 @@ def _case(draw: Draw, token: int | None, value: int | None, by: float = 0.3) -> 
 
 def _some(draw: Draw) -> dict[str, Any]:
     token, value = draw.choice([(None, None), (2, None), (5, None), (None, 3), (4, 2), (3, 3), (2, 5)])
-    return _case(draw, token, value)
+    return _case(draw, token, value, draw.choice([0.3, -0.3]))
+
+
+def _as_likely(draw: Draw) -> dict[str, Any]:
+    """Another token, which is just as likely as that of the answer alone."""
+    given = _case(draw, 3, None)
+    given["alone"]["log_probs"][3] = given["served"]["log_probs"][3]
+    return given
 
 
 _MEMORY = {
@@ -69,10 +76,10 @@ DIAGNOSE = Exercise(
         Case("the second value is not what the weights give", _MEMORY),
         Case("all values are, and the second token is another one", _DRAW),
         Case("other requests", _some, points=2, hidden=True, draws=6, fixed=[
+            _as_likely, lambda draw: _case(draw, 6, 2, -0.4), lambda draw: _case(draw, None, 4, 0.002),
             *((lambda draw, t=token, v=value: _case(draw, t, v)) for token, value in itertools.product(
                 (None, 0, 3, 6), (None, 0, 3, 6))),
-            lambda draw: _case(draw, 6, 2, -0.4), lambda draw: _case(draw, 2, 2, -0.4),
-            lambda draw: _case(draw, None, 4, -0.004), lambda draw: _case(draw, None, 4, 0.002),
+            lambda draw: _case(draw, 2, 2, -0.4), lambda draw: _case(draw, None, 4, -0.004),
             lambda draw: _case(draw, 5, 0, -0.002),
         ]),
     ],

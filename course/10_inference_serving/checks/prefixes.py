@@ -85,16 +85,26 @@ PREFIXES = Exercise(
             _KEPT, ["known", [1, 2, 3, 4]], ["known", [1, 2, 3, 4, 5, 6, 7]]]}),
         Case("others; pages are forgotten, and taken again", _some, points=2, hidden=True, draws=6, fixed=[
             {"size": 2, "calls": [  # the copy goes, the older page stays
-                ["keep", [1, 2, 3], [4, 5]], ["keep", [1, 2, 6], [8, 9]], ["forget", 8], ["known", [1, 2, 3]]]},
+                ["keep", [1, 2, 3], [4, 5]], ["keep", [1, 2, 6], [8, 9]], ["known", [1, 2, 3]], ["forget", 8],
+                ["known", [1, 2, 3]]]},
+            {"size": 2, "calls": [_KEPT, ["keep", [8, 8, 6], [4, 2]], ["known", [8, 8, 3, 4, 1]]]},
             {"size": 2, "calls": [_KEPT, ["forget", 3], ["known", [1, 2, 3, 4, 5]], ["keep", [8, 8, 6], [3, 2]],
                                   ["known", [1, 2, 3, 4, 5]], ["known", [8, 8, 1]]]},
+            {"size": 2, "calls": [  # both were computed at the same time: two copies, and a page that follows them
+                _KEPT, ["keep", [1, 2, 3, 4, 5, 6, 7], [8, 2, 4, 6]], ["known", [1, 2, 3, 4, 5, 6, 9]]]},
             {"size": 2, "calls": [_KEPT, ["forget", 7], ["known", [1, 2, 3, 4, 5]]]},
+            {"size": 2, "calls": [  # page 3 still has what it had, and follows other tokens than before
+                _KEPT, ["forget", 7], ["keep", [8, 8, 6], [7, 2]], ["known", [8, 8, 3, 4, 1]]]},
+            {"size": 2, "calls": [["keep", [1, 2, 3, 4], [0, 5]], ["known", [1, 2, 3, 4, 5]], ["known", [1, 2, 9]]]},
+            {"size": 2, "calls": [["keep", [1, 12, 5], [4, 6]], ["known", [11, 2, 5]], ["known", [1, 12, 7]]]},
+            {"size": 2, "calls": [["keep", [1, 2, 3, 4], [5, 6]], ["known", [2, 1, 4]], ["known", [1, 2, 4, 3, 5]]]},
             {"size": 3, "calls": [["known", [1, 2, 3, 4]], ["keep", [1], [2]], ["known", [1]]]},
             {"size": 1, "calls": [["keep", [5, 5, 5], [1, 2, 3]], ["known", [5, 5, 5, 5]], ["known", [5]]]},
             lambda draw: _some(Draw(f"{draw.integer(0, 9)}"))]),
     ],
     errors={
         "KeyError": "A page that is forgotten may never have been known: it was not full, or a copy.",
+        "'int' object is not iterable": "`known` returns the pages themselves, in a list.",
         "unhashable": "A list cannot be the key of a dict; a tuple can.",
     },
     idea="Two questions: what do the keys in a page depend on, and what is the first token of an answer made of?",

@@ -60,6 +60,11 @@ _HALVES = {  # each is accepted with the chance 1/2, the second whatever became 
     "p": torch.tensor([[0.25, 0.75], [0.25, 0.75], [0.5, 0.5]], dtype=torch.float64),
     "q": torch.full((2, 2), 0.5, dtype=torch.float64), "proposed": [0, 0], "u": [0.4, 0.4], "v": [0.5, 0.5, 0.3],
 }  # fmt: skip
+_APART = {  # the second is rejected; every number but v[1] would draw another token in its place
+    "p": _apart(torch.tensor([[4.0, 4, 4, 4, 4], [1, 3, 4, 5, 7], [4, 4, 4, 4, 4]])),
+    "q": _apart(torch.tensor([[8.0, 8, 8, 8, 8], [34, 2, 2, 1, 1]])),
+    "proposed": [2, 0], "u": [0.05, 0.5], "v": [0.2, 0.1, 0.9],
+}  # fmt: skip
 
 
 VERIFY = Exercise(
@@ -69,9 +74,10 @@ VERIFY = Exercise(
         Case("the example: the second proposal is rejected", _EXAMPLE),
         Case("both are accepted", _ALL),
         Case("other proposals", _some, points=2, hidden=True, draws=12, fixed=[
+            _HALVES, _APART,
             lambda draw: _refused(draw, 0), lambda draw: _refused(draw, 1), lambda draw: _refused(draw, 2),
             lambda draw: _some(draw, k=1), lambda draw: _some(draw, k=4, near=2.0), lambda draw: _some(draw, k=0),
-            {"p": _P, "q": _Q, "proposed": [1, 1], "u": [0.55, 0.1], "v": [0.5, 0.2, 0.3]}, _HALVES]),
+            {"p": _P, "q": _Q, "proposed": [1, 1], "u": [0.55, 0.1], "v": [0.5, 0.2, 0.3]}]),
         Case("a proposer that is as good as the model", _same_shares, hidden=True),
     ],
     errors={"IndexError": "There is one row of p more than proposals; q, proposed and u have one for each."},

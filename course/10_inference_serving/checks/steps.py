@@ -74,6 +74,7 @@ def _tight(draw: Draw) -> Any:
 _EXAMPLE = _state([(9, 8), (6, 5)], [7, 3], 6, 4, 5, 4)
 _SCARCE = _state([(9, 8), (5, 4), (4, 3)], [2], 6, 4, 0, 4)
 _FIXED = [
+    _state([], [8, 4], 16, 4, 3, 4),  # two pages are taken, and one is no longer enough
     _state([(5, 4)], [4, 9], 8, 8, 9, 4),  # the second prompt in part
     _state([(20, 4), (6, 5)], [3], 8, 4, 9, 4),  # the oldest reads its prompt, and takes all
     _state([(5, 4), (5, 4)], [3], 8, 2, 9, 4),  # no seat
