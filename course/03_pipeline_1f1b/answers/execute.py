@@ -9,7 +9,7 @@ _ARRIVAL = "        if arrival is not None:\n            arrival.wait()\n"
 
 WRONG = [
     Edit(_ARRIVAL, "", ("        if kind == \"W\":", "        work = arrival\n        if kind == \"W\":"), (_END, _END + "    if work:\n        work.wait()\n"), told="deadlock | never waits"),
-    Edit(_ARRIVAL, "", told="A receive that is never waited for may hold up its sender"),
+    Edit(_ARRIVAL, "", told="A send is over when its receiver has posted"),
     Edit("    post(0)\n", "", (_AHEAD, "        post(at)\n"), told="post for the next word before you compute this one"),
     Edit(_AHEAD, "", (_OUT, _OUT + _AHEAD), told="only after it has begun | no input"),
     Edit(_SENT, "", ("sent[kind] = out", "sent[at] = out"), told="it can wait for an earlier send"),

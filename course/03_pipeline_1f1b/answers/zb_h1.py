@@ -104,7 +104,7 @@ def zb_h1(rank, p, m):
 
 
 # %% wrong: only the last rank puts W aside
-# told: rank 2 waits from step 6 to 7 for the input of F2: rank 1 has done W0 first
+# told: rank 2 waits from step 6 to 7 for the input of F2: rank 1, which sends it, does W0 first
 from exercises.one_f_one_b import one_f_one_b
 
 

@@ -332,8 +332,8 @@ EXECUTE = Exercise(
     errors={
         "killed by SIGABRT": "A message is larger than the buffer of its receive, which ends the process. A buffer has "
         "the shape and the dtype of `like`.",
-        "deadlock": "A receive waits for ever where nobody sends it this message with this tag. A send is over when its "
-        "receiver has posted, which a rank that waits itself does not do. Which line is such a wait?",
+        "deadlock": "A receive waits for ever where no rank sends the message with its tag. A send is over when its "
+        "receiver has posted, which a rank that waits does not do. Is a line such a wait, or a blocking call?",
         "there is no rank": "The ranks form a ring: behind the last one comes rank 0.",
         "isend to self": "A stage is sought on this rank: its neighbours are on the ranks before and behind this one.",
     },
