@@ -381,6 +381,15 @@ def _mixed(draw: Draw) -> dict[str, Any]:
     return log
 
 
+def _of_one_kind(m: int, v: int, rank: int) -> dict[str, Any]:
+    """A log in which two forwards, or two backwards, have changed places."""
+    log = _log(m, v, rank, fused=False)
+    sent = log["sent"]
+    at = next(i for i in range(1, len(sent)) if sent[i][0] == sent[i - 1][0])
+    sent[at - 1 : at + 1] = sent[at - 1 : at + 1][::-1]
+    return log
+
+
 _SHORT = {"rank": 0, "sent": ["F0.0", "B0.1", "F1.0", "B0.0"], "posted": ["F0.1", "F1.1", "B0.1", "B0.0"]}
 
 CROSSED = Exercise(
@@ -391,7 +400,8 @@ CROSSED = Exercise(
         Case("nothing has crossed", _log(4, 2, 0, fused=False), hidden=True, fixed=[_log(4, 3, 1, fused=False)]),
         Case("what rank 0 receives", _log(6, 2, 0), hidden=True, fixed=[_log(4, 3, 0), _log(12, 2, 0)]),
         Case("what rank 1 receives", _log(6, 2, 1), hidden=True, fixed=[_log(4, 3, 1)]),
-        Case("other logs", _mixed, hidden=True, fixed=[_log(8, 2, 0), _log(8, 2, 1)]),
+        Case("other logs", _mixed, hidden=True,
+             fixed=[_log(8, 2, 0), _log(8, 2, 1), _of_one_kind(6, 2, 1)]),
     ],
     idea="The sender's words are those of *its* chunks. Which word of the receiver does each of them feed?",
     hint="With two ranks stage s is chunk s // 2 of rank s % 2. From rank 1, F3.0 (stage 1) feeds F3.1 of rank 0 "
