@@ -330,8 +330,8 @@ guessed("used", used(by_batches, 4), "percent in use")
 seats({"static batches": by_batches}, 4)
 
 # %% [markdown]
-# Sequences share nothing but the step. So when one is complete, the next can take its place in the very next step:
-# *continuous batching*. And a step need not be all prompts or all answers. Two counts say
+# One sequence does not need another one beside it. So when one is complete, the next can take its place in the very next
+# step: *continuous batching*. And a step need not be all prompts or all answers. Two counts say
 # how far a sequence is: `tokens`, how many tokens it has, those of the prompt and those of the answer so far, and
 # `computed`, how many of these have their keys and values in pages. A sequence that generates lacks one, its newest
 # token; a prompt that has just come lacks all of its tokens. Both are the same thing: tokens that are not computed yet.
@@ -406,20 +406,20 @@ check("schedule")
 # ### Proposed tokens
 #
 # One answer uses 1/295 of the arithmetic. So five tokens of one sequence could be computed in the time of one, if
-# somebody knew which. *Speculative decoding*: a cheap proposer (a smaller model, or what followed when the same words
+# somebody knew which. *Speculative decoding*: a cheap proposer (a smaller model, or what followed when the same tokens
 # came before) guesses the next k tokens. The model computes all of them in one pass, which gives its own distribution
 # at each of their places, and at one more. Then it accepts those that it might have said itself.
 #
-# The answers must stay as they were, word for word as likely. The proposer draws its token x with
-# the probabilities q; at this place the model has the probabilities p. Some words q proposes too often, others too seldom. So a proposal is accepted with a certain chance, as
-# often as can be, and where it is not, another token is drawn. In the end each word x must come with p(x), whatever q
-# is. With which chance do you accept a word that is proposed too often? And one that is not? Then add up how likely
-# each word is so far: which are still lacking, and how much of each?
+# The answers must stay as they were, token for token as likely. The proposer draws its token x with the probabilities q;
+# at this place the model has the probabilities p. Some tokens q proposes too often, others too seldom. So a proposal is
+# accepted with a certain chance, as often as can be, and where it is not, another token is drawn. In the end each token x
+# must come with p(x), whatever q is. With which chance do you accept a token that is proposed too often? And one that is
+# not? Then add up how likely each token is so far: which are still lacking, and how much of each?
 #
 # Behind a rejected token the other proposals continue another text, so for this step the answer ends there. If all k
 # are accepted, one more token is drawn from p at the place behind them.
 #
-# An example with three words and k = 2. The proposer says 0, then 0 again:
+# An example with three tokens and k = 2. The proposer says 0, then 0 again:
 #
 # | place | p | q | verdict |
 # |---|---|---|---|
@@ -429,8 +429,9 @@ check("schedule")
 # The answer gets the tokens 0 and 1.
 #
 # **Exercise.** Return the tokens that the answer gets. `proposed` has k tokens. `p` [k + 1, V] and `q` [k, V] are
-# probabilities, not logits: each row adds up to 1. `u` and `v` are random numbers between 0 and 1: proposal i is accepted if its chance is above `u[i]`, and
-# what is drawn at place i is `draw(weights, v[i])`. The weights for `draw` need not add up to 1.
+# probabilities, not logits: each row adds up to 1. `u` (k of them) and `v` (k + 1) are random numbers between 0 and 1:
+# proposal i is accepted if its chance is above `u[i]`, and what is drawn at place i is `draw(weights, v[i])`. The weights
+# for `draw` need not add up to 1.
 
 # %%
 # %%exercise verify
@@ -485,7 +486,7 @@ print("what comes out is p, within 0.03:", bool((first - p).abs().max() < 0.03))
 shares({"the model, p": p.tolist(), "the proposer, q": q.tolist(), "what comes out": first.tolist()})
 
 # %% [markdown]
-# A word is proposed and accepted with min(p, q), so the predicted share is the sum of these over all words.
+# A token is proposed and accepted with min(p, q), so the predicted share is the sum of these over all tokens.
 #
 # If each proposal is accepted with the chance a, a step gives 1 + a + a² + ... + aᵏ tokens on average: with a = 0.8
 # and k = 4 that is 3.4. Such a step computes 5 tokens of each sequence. It costs hardly more as long as reading takes
@@ -579,7 +580,7 @@ def tokens_of(prompts):
 
 
 def served(asked, scheduler_cls, **sizes):
-    """{request: its sequence}, and for each step the chunks and the tables.
+    """{request: its sequence}, and for each step the chunks (name, tokens, whether of an answer) and the tables.
 
     Args:
         asked: {request: (tokens of the prompt, tokens of the answer)}, all there at the start.
@@ -594,7 +595,7 @@ def served(asked, scheduler_cls, **sizes):
 
     def kept():
         step = plan()
-        chunks = [(chunk.sequence.request_id, chunk.count) for chunk in step.chunks]
+        chunks = [(one.sequence.request_id, one.count, one.start >= one.sequence.prompt_length) for one in step.chunks]
         steps.append((chunks, {one.request_id: list(one.pages) for one in engine.scheduler.running}))
         return step
 
@@ -696,7 +697,7 @@ print("the texts of 8 clients at once are those of one after the other:", togeth
 
 # %%
 # %%needs schedule
-continuous = [[name for name, _ in chunks] for chunks, _ in runs["many"]]
+continuous = [[name for name, *_ in chunks] for chunks, _ in runs["many"]]
 for name, steps in (("static", by_batches), ("continuous", continuous)):
     print(f"{name}: {len(steps)} steps, {used(steps, 4):.0f} % of the places in use")
 seats({"static batches": by_batches, "continuous batching": continuous}, 4)

@@ -27,7 +27,8 @@ from minimegatron.viz.picture import (
 )
 
 Owners = Mapping[str, Sequence[int]]  # name of a sequence -> its pages, in order
-Chunks = Sequence[tuple[str, int]]  # (name of a sequence, how many of its tokens a step computes)
+# (Name of a sequence, how many of its tokens a step computes, whether they are of its answer and not of its prompt.)
+Chunks = Sequence[tuple[str, int, bool]]
 
 
 def _looks(names: Sequence[str]) -> dict[str, str]:
@@ -113,8 +114,8 @@ def _numbered(axes: Axes, columns: int, rows: int, every: int = 4) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what a step computes
-# A bar is a step, its parts are chunks in the order of the row: one token of a sequence that generates, or several
-# tokens of a prompt, which are hatched.
+# A bar is a step, its parts are chunks in the order of the row: one token of a sequence that generates, or tokens of a
+# prompt, which are hatched. So are tokens of an answer that are computed again.
 
 
 def rows_of_steps(steps: Sequence[Chunks], budget: int) -> Picture:
@@ -123,7 +124,7 @@ def rows_of_steps(steps: Sequence[Chunks], budget: int) -> Picture:
     Raises:
         ConfigError: nothing to draw.
     """
-    names = sorted({name for step in steps for name, _ in step})
+    names = sorted({name for step in steps for name, *_ in step})
     if not names:
         raise ConfigError("no step with a token to draw", fix="run some steps first")
     colours = _looks(names)
@@ -132,8 +133,9 @@ def rows_of_steps(steps: Sequence[Chunks], budget: int) -> Picture:
         axes = figure.subplots()
         for x, step in enumerate(steps):
             at = 0
-            for name, count in step:
-                box(axes, (x, at), (1, count), colours[name], name, pattern="//" * (count > 1), fontsize=7.5)
+            for name, count, of_answer in step:
+                pattern = "" if of_answer and count == 1 else "//"
+                box(axes, (x, at), (1, count), colours[name], name, pattern=pattern, fontsize=7.5)
                 at += count
         axes.axhline(budget, color=INK, linestyle="--", linewidth=1.2)
         axes.set(xlim=(0, len(steps)), ylim=(0, 1.12 * budget), xlabel="step", ylabel="tokens of the step")

@@ -29,9 +29,11 @@ def test_a_page_has_the_colour_and_the_name_of_its_owners():
 
 
 def test_a_step_is_as_high_as_its_tokens_and_prompts_are_hatched():
-    figure = rows_of_steps([[("a", 4)], [("a", 1), ("b", 3)]], 4)
+    steps = [[("a", 3, False), ("b", 1, False)], [("a", 1, True), ("b", 3, False)], [("b", 2, True)]]
+    figure = rows_of_steps(steps, 4)
     parts = [(p.get_x(), p.get_y(), p.get_height(), bool(p.get_hatch())) for p in boxes(figure)]
-    assert parts == [(0, 0, 4, True), (1, 0, 1, False), (1, 1, 3, True)]
+    first, second = [(0, 0, 3, True), (0, 3, 1, True)], [(1, 0, 1, False), (1, 1, 3, True)]
+    assert parts == [*first, *second, (2, 0, 2, True)], "also one token of a prompt, and an answer that is read again"
     [line] = figure.axes[0].lines
     assert list(line.get_ydata()) == [4, 4]
 
