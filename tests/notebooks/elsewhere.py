@@ -46,8 +46,8 @@ LOOSE = """
 regex: tokens that count on each rank: .*
 replace: COUNTS
 
-[numbers with a point]
-regex: [ ]*-?\\d+\\.\\d+(e-?\\d+)?%?
+[numbers with a point, and one that is rounded to a whole number now and then]
+regex: [ ]*-?\\d+\\.\\d+(e-?\\d+)?%?|[ ]\\d+(?= times one rounding)
 replace: NUMBER
 """
 
