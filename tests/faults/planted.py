@@ -180,6 +180,8 @@ def train(fault: str, words: list[str]) -> None:
     from minimegatron.optim import optimizer
     from minimegatron.training import step as steps
     from minimegatron.training.trainer import Trainer
+
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # an installed package does not bring its tests
     from tests.mock_data import few_documents
 
     faults = [one.split(":") for one in fault.split(",")]

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -342,6 +343,7 @@ FAULTS: dict[str, Callable[[int], Undo]] = {
 
 
 def main() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # an installed package does not bring its tests
     from minimegatron import cli
     from tests.mock_data import few_documents
 
