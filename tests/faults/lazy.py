@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ from minimegatron.comm.mesh import Mesh
 from minimegatron.comm.p2p import PointToPoint
 from minimegatron.config import ParallelConfig
 from minimegatron.launch import rank as launch
-from tests.faults.victim import happen
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # an installed package does not bring its tests
+from tests.faults.victim import happen  # noqa: E402
 
 
 class LazyWork:
