@@ -52,8 +52,7 @@ _ROOT = Path(__file__).parent.parent
 # Modules that write sentences for every lab: the judge's, and those that say what is wrong with a list of actions.
 JUDGES = (
     "labkit/checks", "labkit/closing", "labkit/deciding", "labkit/player", "labkit/playing", "labkit/settings",
-    "minimegatron/parallel/pipeline/actions",
-    "minimegatron/parallel/pipeline/schedule_check",
+    "minimegatron/parallel/pipeline/actions", "minimegatron/parallel/pipeline/schedule_check",
 )  # fmt: skip
 
 
@@ -223,7 +222,7 @@ def _closest(pattern: re.Pattern[str], note: str, *, tight: bool) -> re.Match[st
 
 @functools.cache
 def _by_length(templates: tuple[str, ...]) -> list[tuple[str, re.Pattern[str], bool]]:
-    """(Template, its pattern, whether it has few words); the longest first, because one can hold another."""
+    """(Template, its pattern, whether it has few words); of two that take as much of a note the longer one is first."""
     ordered = sorted(templates, key=lambda one: -len(_HOLE.sub("", one)))
     return [(one, _pattern(one), _words(one) < _FEWEST_WORDS) for one in ordered]
 
